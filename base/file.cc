@@ -1,0 +1,226 @@
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace quern {
+namespace {
+
+// Linux moves at most this much in one call.
+constexpr size_t kMaxTransfer = 0x7ffff000;
+
+}  // namespace
+
+absl::Status ErrnoToStatus(int error, absl::string_view call, absl::string_view path) {
+  const std::string message = absl::StrCat(call, " ", path, ": ", strerror(error));
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return absl::ResourceExhaustedError(absl::StrCat("disk full: ", message));
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+      return absl::ResourceExhaustedError(message);
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(message);
+    case EEXIST:
+    case ENOTEMPTY:
+      return absl::AlreadyExistsError(message);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(message);
+    case EINVAL:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+      return absl::InvalidArgumentError(message);
+    case EIO:
+    case ESTALE:
+      return absl::DataLossError(message);
+    default:
+      return absl::UnavailableError(message);
+  }
+}
+
+void UniqueFd::Reset() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+absl::Status UniqueFd::Close(absl::string_view path) {
+  const int fd = release();
+  // After EINTR Linux has closed the descriptor all the same.
+  if (fd >= 0 && close(fd) != 0 && errno != EINTR) return ErrnoToStatus(errno, "close", path);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags, mode_t mode) {
+  int fd;
+  do {
+    fd = open(path.c_str(), flags | O_CLOEXEC, mode);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) return ErrnoToStatus(errno, "open", path);
+  return UniqueFd(fd);
+}
+
+absl::Status ReadExactly(int fd, uint64_t offset, void* data, size_t size, absl::string_view path) {
+  char* to = static_cast<char*>(data);
+  while (size > 0) {
+    const ssize_t n = pread(fd, to, std::min(size, kMaxTransfer), static_cast<off_t>(offset));
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      return ErrnoToStatus(errno, "read", path);
+    }
+    if (n == 0) return absl::DataLossError(absl::StrCat("read ", path, ": file ended at ", offset, ", ", size, " bytes short"));
+    to += n;
+    offset += n;
+    size -= n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteExactly(int fd, uint64_t offset, const void* data, size_t size, absl::string_view path) {
+  const char* from = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t n = pwrite(fd, from, std::min(size, kMaxTransfer), static_cast<off_t>(offset));
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      return ErrnoToStatus(errno, "write", path);
+    }
+    from += n;
+    offset += n;
+    size -= n;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t limit) {
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY));
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
+  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
+  if (static_cast<uint64_t>(info.st_size) > limit) {
+    return absl::ResourceExhaustedError(absl::StrCat(path, " has ", info.st_size, " bytes, more than the ", limit, " allowed here"));
+  }
+  std::string content(info.st_size, '\0');
+  QUERN_RETURN_IF_ERROR(ReadExactly(fd.get(), 0, content.data(), content.size(), path));
+  return content;
+}
+
+absl::Status WriteFileDurably(const std::string& path, absl::string_view content) {
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(temporary, O_WRONLY | O_CREAT | O_TRUNC));
+  QUERN_RETURN_IF_ERROR(WriteExactly(fd.get(), 0, content.data(), content.size(), temporary));
+  if (fsync(fd.get()) != 0) return ErrnoToStatus(errno, "fsync", temporary);
+  QUERN_RETURN_IF_ERROR(fd.Close(temporary));
+  QUERN_RETURN_IF_ERROR(RenameFile(temporary, path));
+  return SyncDirectory(DirName(path));
+}
+
+absl::Status SyncDirectory(const std::string& directory) {
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(directory, O_RDONLY | O_DIRECTORY));
+  // Some filesystems (9p, FUSE) cannot sync a directory and say EINVAL; their renames are as durable as they get.
+  if (fsync(fd.get()) != 0 && errno != EINVAL) return ErrnoToStatus(errno, "fsync", directory);
+  return absl::OkStatus();
+}
+
+absl::Status RenameFile(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) != 0) return ErrnoToStatus(errno, absl::StrCat("rename ", from, " to"), to);
+  return absl::OkStatus();
+}
+
+absl::Status RemoveFile(const std::string& path) {
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoToStatus(errno, "unlink", path);
+  return absl::OkStatus();
+}
+
+absl::Status MakeDirectories(const std::string& path, mode_t mode) {
+  if (mkdir(path.c_str(), mode) == 0) return absl::OkStatus();
+  if (errno == EEXIST) {
+    struct stat info;
+    if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return absl::OkStatus();
+    return ErrnoToStatus(EEXIST, "mkdir", path);
+  }
+  if (errno != ENOENT || DirName(path) == path) return ErrnoToStatus(errno, "mkdir", path);
+  QUERN_RETURN_IF_ERROR(MakeDirectories(DirName(path), mode));
+  if (mkdir(path.c_str(), mode) != 0 && errno != EEXIST) return ErrnoToStatus(errno, "mkdir", path);
+  return absl::OkStatus();
+}
+
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (error) return ErrnoToStatus(error.value(), "remove", path);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::directory_iterator it(path, error), end;
+  std::vector<std::string> names;
+  for (; !error && it != end; it.increment(error)) names.push_back(it->path().filename().string());
+  if (error) return ErrnoToStatus(error.value(), "list", path);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool FileExists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+
+absl::StatusOr<uint64_t> FileSize(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
+  return static_cast<uint64_t>(info.st_size);
+}
+
+absl::StatusOr<uint64_t> FreeDiskSpace(const std::string& path) {
+  struct statvfs info;
+  if (statvfs(path.c_str(), &info) != 0) return ErrnoToStatus(errno, "statvfs", path);
+  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+}
+
+std::string JoinPath(absl::string_view directory, absl::string_view name) {
+  if (directory.empty()) return std::string(name);
+  return absl::StrCat(directory, directory.back() == '/' ? "" : "/", name);
+}
+
+std::string DirName(absl::string_view path) {
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  const size_t slash = path.rfind('/');
+  if (slash == absl::string_view::npos) return ".";
+  return slash == 0 ? "/" : std::string(path.substr(0, slash));
+}
+
+std::string BaseName(absl::string_view path) {
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  const size_t slash = path.rfind('/');
+  return std::string(slash == absl::string_view::npos ? path : path.substr(slash + 1));
+}
+
+absl::StatusOr<TempDir> TempDir::Make(absl::string_view prefix) {
+  const char* root = getenv("TMPDIR");
+  std::string path = JoinPath(root != nullptr && *root != '\0' ? root : "/tmp", absl::StrCat(prefix, ".XXXXXX"));
+  if (mkdtemp(path.data()) == nullptr) return ErrnoToStatus(errno, "mkdtemp", path);
+  return TempDir(std::move(path));
+}
+
+TempDir::~TempDir() {
+  // A temporary directory that cannot be removed harms nobody; there is no one to tell.
+  if (!path_.empty()) RemoveTree(path_).IgnoreError();
+}
+
+}  // namespace quern

@@ -1,0 +1,59 @@
+// Families of models as data: which role each module of a checkpoint plays.
+#ifndef QUERN_CHECKPOINT_FAMILY_H_
+#define QUERN_CHECKPOINT_FAMILY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/model_config.h"
+
+namespace quern::checkpoint {
+
+// Every tensor has exactly one.
+enum class Role {
+  kRoutedExperts, kSharedExperts, kAttention, kMlp, kRouter, kEmbeddings, kLmHead, kNorms, kMtp, kVision, kOther,
+};
+
+absl::string_view RoleName(Role role);  // "routed_experts", ...
+std::optional<Role> ParseRole(absl::string_view name);
+
+struct ModuleIdentity {
+  std::string module;                 // the tensor's name without ".weight", ".bias" and the like
+  std::string parameter;              // what was taken off, "weight" for "x.weight"; for stacks without suffix empty
+  Role role = Role::kOther;
+  std::optional<uint32_t> layer;
+  std::optional<uint32_t> expert;
+  // Modules that an inference engine fuses, or that one expert consists of, have the same set and are never cut apart; empty: alone.
+  // Example: "model.layers.3.self_attn.qkv", "model.layers.3.mlp.experts.17".
+  std::string fused_set;
+  // The name transformers gives the module at load where it differs from the file's ("mlp.shared_expert." -> "mlp.shared_experts."), else empty.
+  std::string transformers_name;
+};
+
+class Family {
+ public:
+  // The table's entry for config.model_type; a generic family of plain 2-D linears when the type is not known.
+  static const Family& For(const ModelConfig& config);
+  static std::vector<std::string> KnownModelTypes();
+
+  absl::string_view name() const { return name_; }
+  bool known() const { return known_; }
+  // Never fails: what no rule describes is kOther.
+  ModuleIdentity Identify(absl::string_view tensor_name, const ModelConfig& config) const;
+
+ private:
+  friend struct FamilyTable;
+  std::string name_;
+  bool known_ = false;
+  // Data of the family; see family.cc and docs/architecture.md for how to add one.
+  struct Rules;
+  const Rules* rules_ = nullptr;
+};
+
+}  // namespace quern::checkpoint
+
+#endif  // QUERN_CHECKPOINT_FAMILY_H_

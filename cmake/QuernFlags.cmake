@@ -1,0 +1,12 @@
+# Compiler flags of every target. Numerics depend on them: see docs/formats.md.
+add_compile_options(-Wall -Wextra -fno-fast-math -ffp-contract=off -fno-omit-frame-pointer)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  add_compile_options(-Wthread-safety)
+endif()
+if(QUERN_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(QUERN_SANITIZE)
+  add_compile_options(-fsanitize=${QUERN_SANITIZE} -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${QUERN_SANITIZE})
+endif()

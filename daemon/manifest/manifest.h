@@ -1,0 +1,73 @@
+// quern_manifest.json: what a finished output is and what was done to each tensor. A pure function of the job's inputs: it holds no times, hosts or
+// paths of the machine. docs/formats.md describes the file.
+#ifndef QUERN_DAEMON_MANIFEST_MANIFEST_H_
+#define QUERN_DAEMON_MANIFEST_MANIFEST_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "quern/v1/plan.pb.h"
+
+namespace quern::daemon {
+
+inline constexpr char kManifestName[] = "quern_manifest.json";
+
+struct ManifestFile {
+  std::string name;  // relative to the output
+  uint64_t size = 0;
+  std::string sha256;  // raw
+};
+
+struct ManifestModule {
+  std::string module;
+  std::string scheme;         // canonical text
+  std::string source_tensor;
+  std::string source_file;    // name in the source directory
+  std::string source_dtype;
+  std::vector<uint64_t> source_shape;
+  std::string source_digest;  // raw XXH3-128
+  std::string shard;          // file name in the output
+  std::string role;
+  std::string reason;
+  quern::v1::ModuleError error;
+};
+
+struct ManifestCopy {
+  std::string tensor;
+  std::string source_file;
+  std::string source_digest;
+  std::string shard;
+  std::string role;
+  std::string reason;
+};
+
+struct ManifestDropped {
+  std::string tensor;
+  std::string reason;
+};
+
+struct Manifest {
+  uint64_t format_version = 1;
+  uint64_t numerics_version = 0;
+  std::string recipe;  // YAML
+  std::string export_format;
+  uint64_t max_shard_size = 0;
+  std::vector<ManifestFile> source_files;  // name, size, and sha256 of the header
+  std::vector<ManifestFile> files;         // of the output, all but the manifest itself
+  std::vector<ManifestModule> modules;
+  std::vector<ManifestCopy> copied;
+  std::vector<ManifestDropped> dropped;
+};
+
+// Deterministic text, newline at the end. Doubles are written so that they read back exactly.
+std::string ManifestToJson(const Manifest& manifest);
+// DATA_LOSS names what is missing or of another type.
+absl::StatusOr<Manifest> ParseManifest(absl::string_view json, absl::string_view path);
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_MANIFEST_MANIFEST_H_

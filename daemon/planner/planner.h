@@ -1,0 +1,37 @@
+// Turns a request into tasks by reading headers only. Pure apart from those reads: the same files and request give the same plan.
+#ifndef QUERN_DAEMON_PLANNER_PLANNER_H_
+#define QUERN_DAEMON_PLANNER_PLANNER_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "quern/v1/jobs.pb.h"
+#include "quern/v1/plan.pb.h"
+
+namespace quern::daemon {
+
+struct Plan {
+  quern::v1::PlanSummary summary;
+  std::vector<quern::v1::TaskSpec> tasks;  // TaskSpec.index is the position
+};
+
+// Plans a QUANTIZE, VERIFY or SYNTHESIZE job. All problems that headers can show are found here and listed together, naming file, tensor and
+// offset. Blocks on reads; CPU-bound otherwise. `with_fingerprints` false skips the samples (for `quern plan`).
+absl::StatusOr<Plan> MakePlan(const quern::v1::JobSpec& spec, bool with_fingerprints);
+
+// What must be equal for a stored plan to be resumed, without building tasks: fills source_files, resolved_recipe, max_shard_size,
+// numerics_version and identity of a summary.
+absl::StatusOr<quern::v1::PlanSummary> MakeIdentity(const quern::v1::JobSpec& spec);
+
+// Why `now` may not resume `stored`: "source model-00001.safetensors changed: ...; recipe changed"; empty when it may.
+std::string IdentityDifference(const quern::v1::PlanSummary& stored, const quern::v1::PlanSummary& now);
+
+// Fate of every source tensor of the plan, in the order of tasks, dropped ones last.
+std::vector<quern::v1::TensorFate> TensorFates(const Plan& plan);
+
+// quern inspect.
+absl::StatusOr<quern::v1::InspectCheckpointResponse> Inspect(const std::string& directory);
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_PLANNER_PLANNER_H_
