@@ -1,0 +1,45 @@
+// Runs one task from start to end: the streaming pipeline read -> compute -> write within a fixed budget.
+#ifndef QUERN_WORKER_PIPELINE_RUN_TASK_H_
+#define QUERN_WORKER_PIPELINE_RUN_TASK_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "quern/v1/plan.pb.h"
+#include "quern/v1/workers.pb.h"
+
+namespace quern::worker {
+
+enum class ReaderMode { kAuto, kDirect, kBuffered, kMmap };
+absl::StatusOr<ReaderMode> ParseReaderMode(absl::string_view name);
+
+struct TaskOptions {
+  uint64_t memory = 0;      // bytes of the buffer pool, at least kMinimumTaskMemory: everything that grows with the data comes out of it
+  int threads = 1;          // of the compute stage
+  ReaderMode reader = ReaderMode::kAuto;
+  std::string output_path;  // opened with O_CREAT|O_EXCL; empty for tasks without output
+};
+
+// Shared with the thread that watches the task.
+struct TaskControl {
+  std::atomic<bool> stop{false};  // set to end the task with CANCELLED; its partial file is removed
+  std::atomic<uint64_t> bytes_read{0};
+  std::atomic<uint64_t> bytes_written{0};
+};
+
+// Blocks. On OK the output file is complete, fsynced, and so is its directory. On an error the partial file is removed, and
+// FailureOf(status) tells the reason.
+absl::StatusOr<quern::v1::TaskResult> RunTask(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control);
+
+// The failure that a status of RunTask stands for: reason from a payload set where the error arose, else from the code (RESOURCE_EXHAUSTED with
+// "disk full" is DISK_FULL, DATA_LOSS is IO_ERROR, INVALID_ARGUMENT is BAD_INPUT, ...).
+quern::v1::Failure FailureOf(const absl::Status& status);
+absl::Status WithFailure(absl::Status status, quern::v1::FailureReason reason, uint64_t bytes_needed = 0);
+
+}  // namespace quern::worker
+
+#endif  // QUERN_WORKER_PIPELINE_RUN_TASK_H_
