@@ -1,3 +1,4 @@
+cmake_minimum_required(VERSION 3.25)
 # Fails when a *_test.cc is in no test program: a test that is not built cannot fail.
 if(LIBRARIES_ONLY)
   message(STATUS "only the rooms without gRPC are configured: nothing to compare")

@@ -1,3 +1,4 @@
+cmake_minimum_required(VERSION 3.25)
 # Checks each #include "room/..." against the table below (docs/architecture.md draws it), and that the rooms that wrap a library are the
 # only ones that include it.
 set(DEPS_base)
