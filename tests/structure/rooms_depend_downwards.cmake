@@ -1,7 +1,7 @@
 cmake_minimum_required(VERSION 3.25)
 # Checks each #include "room/..." against the table below (docs/architecture.md draws it), and that the rooms that wrap a library are the
 # only ones that include it.
-set(DEPS_base)
+set(DEPS_base none)
 set(DEPS_checkpoint base)
 set(DEPS_quant base)
 set(DEPS_daemon/recipe base checkpoint quant)
