@@ -15,7 +15,6 @@ namespace quern::daemon {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 using testing::SizeIs;
 
 ManifestModule Module(const std::string& name) {
@@ -135,7 +134,8 @@ TEST(ManifestTest, HundredThousandTensors) {
   manifest.files = Example().files;
   const std::string text = ManifestToJson(manifest);
   QUERN_ASSERT_OK_AND_ASSIGN(const Manifest parsed, ParseManifest(text, "m"));
-  EXPECT_EQ(ManifestToJson(parsed), text);
+  ASSERT_THAT(parsed.modules, SizeIs(100'000));
+  EXPECT_EQ(parsed.modules.back().module, manifest.modules.back().module);
   QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<ManifestFile> files, ParseManifestFiles(text, "m"));
   EXPECT_THAT(files, SizeIs(2));
 }
