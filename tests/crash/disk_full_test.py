@@ -3,7 +3,6 @@
 it is, and the job completes after space is freed. Needs root to mount a small tmpfs."""
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
