@@ -36,8 +36,8 @@ struct Tile {
   DType dtype;
   int64_t row_begin = 0, row_end = 0;  // of the whole weight
   int64_t col_begin = 0, col_end = 0;
-  const std::byte* data = nullptr;     // element [row_begin, col_begin]; aligned to the element size
-  int64_t row_stride = 0;              // bytes
+  const std::byte* data = nullptr;  // element [row_begin, col_begin]; aligned to the element size
+  int64_t row_stride = 0;           // bytes
 
   int64_t rows() const { return row_end - row_begin; }
   int64_t cols() const { return col_end - col_begin; }
@@ -45,10 +45,10 @@ struct Tile {
 
 // One tensor that the format stores for a weight.
 struct Region {
-  std::string suffix;            // "weight_packed", appended to "<module>."
+  std::string suffix;  // "weight_packed", appended to "<module>."
   DType dtype;
   std::vector<uint64_t> shape;
-  std::string constant;          // bytes known from the shape alone (weight_shape), else empty
+  std::string constant;  // bytes known from the shape alone (weight_shape), else empty
   // The region's bytes as rows, and how many of the weight's rows share one (32 / gcd for packed zero points: row r of the weight touches
   // region rows [r*num/den, ceil((r+1)*num/den))).
   int64_t bytes_per_row = 0;
@@ -88,7 +88,8 @@ class Scheme {
 
   virtual const SchemeSpec& spec() const = 0;
 
-  // Whether a weight of this shape and dtype can be quantized: INVALID_ARGUMENT says why not ("64 columns are no multiple of the group size 128").
+  // Whether a weight of this shape and dtype can be quantized: INVALID_ARGUMENT says why not ("64 columns are no multiple of the group size
+  // 128").
   virtual absl::Status CheckWeight(DType dtype, Shape2D shape) const = 0;
   // The tensors stored, in file order, for an export format ("compressed-tensors").
   virtual absl::StatusOr<std::vector<Region>> Regions(DType dtype, Shape2D shape, absl::string_view export_format) const = 0;
@@ -109,8 +110,8 @@ class Scheme {
   virtual absl::Status Encode(const Tile& tile, const ModuleInputs& inputs, const Statistics* statistics, NonfinitePolicy nonfinite,
                               absl::Span<const RegionBuffer> regions, absl::Span<RowError> errors) const = 0;
 
-  // The inverse: fills the rows and columns of `tile` (dtype D; `data` is written through `out`) from the regions, as the format's own library
-  // decompresses, rounded to D.
+  // The inverse: fills the rows and columns of `tile` (dtype D; `data` is written through `out`) from the regions, as the format's own
+  // library decompresses, rounded to D.
   virtual absl::Status Decode(const Tile& tile, absl::Span<const RegionBuffer> regions, std::byte* out) const = 0;
 
   // Adds the error between a source tile and decoded values laid out alike, in the same order of sums as Encode.

@@ -32,8 +32,8 @@ struct SchemeSpec {
   friend bool operator==(const SchemeSpec&, const SchemeSpec&) = default;
 };
 
-// compressed-tensors' preset of that name, upper or lower case: W4A16, W4A16_ASYM, W8A16, and W2A16 .. W8A16 with _ASYM. INVALID_ARGUMENT lists
-// the known names.
+// compressed-tensors' preset of that name, upper or lower case: W4A16, W4A16_ASYM, W8A16, and W2A16 .. W8A16 with _ASYM. INVALID_ARGUMENT
+// lists the known names.
 absl::StatusOr<SchemeSpec> PresetScheme(absl::string_view name);
 std::vector<std::string> PresetNames();
 

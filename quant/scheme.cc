@@ -1,0 +1,62 @@
+#include "quant/scheme.h"
+
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "quant/integer_scheme.h"
+
+namespace quern::quant {
+namespace {
+
+// Schemes made so far, by their canonical text. Never freed: they live as long as the program.
+struct Registry {
+  Mutex mutex;
+  std::map<std::string, std::unique_ptr<const Scheme>> schemes QUERN_GUARDED_BY(mutex);
+};
+
+Registry& TheRegistry() {
+  static Registry* const registry = new Registry;
+  return *registry;
+}
+
+class InlineBackend : public EncodeBackend {
+ public:
+  void Submit(const Request& request, std::function<void(absl::Status)> done) override {
+    done(request.scheme->Encode(request.tile, request.inputs, request.statistics, request.nonfinite, request.regions, request.errors));
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<const Scheme*> Scheme::For(const SchemeSpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckSupported(spec));
+  Registry& registry = TheRegistry();
+  MutexLock lock(&registry.mutex);
+  std::unique_ptr<const Scheme>& scheme = registry.schemes[spec.ToString()];
+  if (scheme == nullptr) scheme = std::make_unique<IntegerScheme>(spec);
+  return scheme.get();
+}
+
+void Scheme::AddErrors(const Tile& source, const std::byte* decoded, int64_t decoded_row_stride, absl::Span<RowError> errors) {
+  const absl::StatusOr<ElementType> element = ElementTypeOf(source.dtype);
+  if (!element.ok()) std::abort();  // Callers have the dtype from a weight that CheckWeight admitted.
+  IntegerTile work;
+  work.element = *element;
+  work.rows = source.rows();
+  work.columns = source.cols();
+  work.elements = reinterpret_cast<const unsigned char*>(source.data);
+  work.element_stride = source.row_stride;
+  quant::AddErrors(work, reinterpret_cast<const unsigned char*>(decoded), decoded_row_stride, errors.data());
+}
+
+std::string KernelTarget() { return ActiveTarget(); }
+
+EncodeBackend* EncodeBackend::Cpu() {
+  static InlineBackend* const backend = new InlineBackend;
+  return backend;
+}
+
+}  // namespace quern::quant
