@@ -4,18 +4,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "quern/v1/plan.pb.h"
 #include "quern/v1/workers.pb.h"
+#include "worker/io/source_reader.h"  // ReaderMode, ParseReaderMode
 
 namespace quern::worker {
-
-enum class ReaderMode { kAuto, kDirect, kBuffered, kMmap };
-absl::StatusOr<ReaderMode> ParseReaderMode(absl::string_view name);
 
 struct TaskOptions {
   uint64_t memory = 0;      // bytes of the buffer pool, at least kMinimumTaskMemory: everything that grows with the data comes out of it
