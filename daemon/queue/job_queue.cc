@@ -624,9 +624,14 @@ void JobQueue::Release(uint64_t id, std::vector<SightProbe> sight) {
   if (state == Job::PUBLISHING || ((state == Job::QUEUED || state == Job::RUNNING) && job->committed == job->tasks.size())) MakeReady(*job);
 }
 
+uint64_t JobQueue::ReserveId() {
+  MutexLock lock(&mutex_);
+  return next_job_++;
+}
+
 void JobQueue::AddJob(NewJob add, JobCallback done) {
   Section section(this);
-  const uint64_t id = next_job_++;
+  const uint64_t id = add.id;
   Put(kNextJobKey, JobKey('n', next_job_).substr(1));
   JobState& job = jobs_[id];
   JobRecord& record = job.record;
@@ -644,6 +649,8 @@ void JobQueue::AddJob(NewJob add, JobCallback done) {
     job.pending.insert(i);
     Put(TaskKey('s', id, i), add.tasks[i].SerializeAsString());
     PutTask(job, i);
+    // A large plan must not be in memory twice.
+    quern::v1::TaskSpec().Swap(&add.tasks[i]);
   }
   if (add.finished) {
     SetState(job, Job::SUCCEEDED);
@@ -855,11 +862,17 @@ std::optional<JobRecord> JobQueue::Record(uint64_t id) {
   return job->record;
 }
 
+bool JobQueue::IsHeld(uint64_t id) {
+  MutexLock lock(&mutex_);
+  const JobState* const job = FindJob(id);
+  return job != nullptr && job->held;
+}
+
 std::optional<uint64_t> JobQueue::FindByRequestId(const std::string& request_id) {
   MutexLock lock(&mutex_);
   std::optional<uint64_t> found;
   for (const auto& [id, job] : jobs_) {
-    if (job.record.request_id() == request_id) found = id;
+    if (!request_id.empty() && job.record.request_id() == request_id) found = id;
   }
   return found;
 }

@@ -56,6 +56,7 @@ struct SightProbe {
 std::string SightDigest(absl::string_view nonce, absl::string_view samples);
 
 struct NewJob {
+  uint64_t id = 0;  // of ReserveId
   std::string request_id;
   quern::v1::JobSpec spec;
   int32_t priority = 0;
@@ -117,6 +118,8 @@ class JobQueue {
   std::vector<uint64_t> HeldJobs();
   void Release(uint64_t job, std::vector<SightProbe> sight);
 
+  // A number that no job has had. Not durable: a number that never came to a job may be given again after a restart.
+  uint64_t ReserveId();
   // Stores the job, its plan and all tasks in one step.
   void AddJob(NewJob job, JobCallback done);
   void GetJob(uint64_t job, JobCallback done);
@@ -139,6 +142,7 @@ class JobQueue {
   // Grows with every change of the job; 0 when there is no such job.
   uint64_t Revision(uint64_t job);
   std::optional<quern::store::JobRecord> Record(uint64_t job);
+  bool IsHeld(uint64_t job);
   // Latest job with that request id, or for that output.
   std::optional<uint64_t> FindByRequestId(const std::string& request_id);
   std::optional<uint64_t> FindByOutput(const std::string& output);

@@ -87,6 +87,7 @@ class JobQueueTest : public testing::Test {
 
   uint64_t Add(NewJob job) {
     std::optional<absl::StatusOr<Job>> added;
+    job.id = queue_->ReserveId();
     queue_->AddJob(std::move(job), [&](absl::StatusOr<Job> result) { added = std::move(result); });
     EXPECT_FALSE(added.has_value()) << "told before it was stored";
     store_.Sync();
