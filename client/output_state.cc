@@ -40,6 +40,11 @@ absl::Status CheckMayBeOurs(const std::string& output) {
                                                "); choose an empty or a new directory"));
 }
 
+absl::Status RemoveIfEmpty(const std::string& directory) {
+  if (rmdir(directory.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST || errno == ENOENT) return absl::OkStatus();
+  return ErrnoToStatus(errno, "rmdir", directory);
+}
+
 }  // namespace
 
 bool IsNetworkFilesystem(unsigned long type) {
@@ -98,13 +103,17 @@ absl::StatusOr<OutputState> OutputState::Prepare(const std::string& output) {
   return state;
 }
 
-absl::Status OutputState::RemoveState() { return RemoveTree(directory_); }
+absl::Status OutputState::RemoveState() {
+  QUERN_RETURN_IF_ERROR(RemoveTree(directory_));
+  // OUT/.quern stays where run.json stands in it; a synthetic checkpoint has none.
+  return RemoveIfEmpty(DirName(directory_));
+}
 
 absl::Status OutputState::Undo() {
   if (existed_) return absl::OkStatus();
   QUERN_RETURN_IF_ERROR(RemoveState());
   for (auto it = made_.rbegin(); it != made_.rend(); ++it) {
-    if (rmdir(it->c_str()) != 0 && errno != ENOTEMPTY && errno != EEXIST && errno != ENOENT) return ErrnoToStatus(errno, "rmdir", *it);
+    QUERN_RETURN_IF_ERROR(RemoveIfEmpty(*it));
   }
   return absl::OkStatus();
 }

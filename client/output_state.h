@@ -27,7 +27,7 @@ class OutputState {
   const std::string& directory() const { return directory_; }
   // Whether an earlier run left state to go on from.
   bool existed() const { return existed_; }
-  // After the job: removes the state, keeps the rest.
+  // After the job: removes the state, and its parent where that is empty now. Keeps the rest.
   absl::Status RemoveState();
   // After a refusal: removes what Prepare made, and directories made by it that are empty now.
   absl::Status Undo();

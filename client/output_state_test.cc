@@ -55,9 +55,21 @@ TEST_F(OutputStateTest, UndoKeepsTheStateOfAnEarlierRun) {
   EXPECT_TRUE(state.existed());
   QUERN_ASSERT_OK(state.Undo());
   EXPECT_TRUE(FileExists(output_ + "/.quern/state"));
+}
+
+TEST_F(OutputStateTest, RemovedStateLeavesTheRecordOfTheRun) {
+  QUERN_ASSERT_OK_AND_ASSIGN(OutputState state, OutputState::Prepare(output_));
+  QUERN_ASSERT_OK(WriteFileDurably(output_ + "/.quern/run.json", "{}"));
   QUERN_ASSERT_OK(state.RemoveState());
   EXPECT_FALSE(FileExists(output_ + "/.quern/state"));
-  EXPECT_TRUE(FileExists(output_ + "/.quern"));
+  EXPECT_TRUE(FileExists(output_ + "/.quern/run.json"));
+}
+
+TEST_F(OutputStateTest, RemovedStateLeavesNoEmptyDirectory) {
+  QUERN_ASSERT_OK_AND_ASSIGN(OutputState state, OutputState::Prepare(output_));
+  QUERN_ASSERT_OK(state.RemoveState());
+  EXPECT_FALSE(FileExists(output_ + "/.quern"));
+  EXPECT_TRUE(FileExists(output_));
 }
 
 TEST_F(OutputStateTest, DirectoryOfSomebodyElseIsNotTouched) {
