@@ -1,0 +1,152 @@
+#include "quant/test_weight.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "base/digest.h"
+#include "base/status_macros.h"
+#include "quant/scalar/float_formats.h"
+
+namespace quern::quant {
+namespace {
+
+// splitmix64.
+uint64_t Next(uint64_t& state) {
+  uint64_t z = (state += 0x9E3779B97F4A7C15);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+Tile TileOf(const TestWeight& weight, int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end) {
+  Tile tile;
+  tile.dtype = weight.dtype;
+  tile.row_begin = row_begin;
+  tile.row_end = row_end;
+  tile.col_begin = col_begin;
+  tile.col_end = col_end;
+  const int64_t size = BytesPerElement(weight.dtype);
+  tile.row_stride = weight.shape.cols * size;
+  tile.data = reinterpret_cast<const std::byte*>(weight.bytes.data()) + row_begin * tile.row_stride + col_begin * size;
+  return tile;
+}
+
+std::vector<Tile> TilesOf(const TestWeight& weight, const Tiling& tiling) {
+  std::vector<Tile> tiles;
+  if (tiling.segment_columns == 0) {
+    for (int64_t row = 0; row < weight.shape.rows; row += tiling.band_rows) {
+      tiles.push_back(TileOf(weight, row, std::min(row + tiling.band_rows, weight.shape.rows), 0, weight.shape.cols));
+    }
+    return tiles;
+  }
+  for (int64_t row = 0; row < weight.shape.rows; ++row) {
+    for (int64_t column = 0; column < weight.shape.cols; column += tiling.segment_columns) {
+      tiles.push_back(TileOf(weight, row, row + 1, column, std::min(column + tiling.segment_columns, weight.shape.cols)));
+    }
+  }
+  return tiles;
+}
+
+void Append(std::string& bytes, DType dtype, float value) {
+  const auto put = [&](auto bits) { bytes.append(reinterpret_cast<const char*>(&bits), sizeof bits); };
+  if (dtype == DType::kBF16) {
+    put(scalar::Bf16::FromFloat(value));
+  } else if (dtype == DType::kF16) {
+    put(scalar::F16::FromFloat(value));
+  } else {
+    put(scalar::F32::FromFloat(value));
+  }
+}
+
+static_assert(std::is_trivially_copyable_v<RowError>);
+
+}  // namespace
+
+std::vector<RegionBuffer> BuffersOf(EncodedWeight& encoded) {
+  std::vector<RegionBuffer> buffers(encoded.regions.size());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (!encoded.regions[i].constant.empty()) continue;
+    buffers[i].data = reinterpret_cast<std::byte*>(encoded.data[i].data());
+    buffers[i].row_stride = encoded.regions[i].bytes_per_row;
+  }
+  return buffers;
+}
+
+absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeight& weight, const Tiling& tiling,
+                                           NonfinitePolicy nonfinite) {
+  EncodedWeight encoded;
+  QUERN_ASSIGN_OR_RETURN(encoded.regions, scheme.Regions(weight.dtype, weight.shape, "compressed-tensors"));
+  for (const Region& region : encoded.regions) {
+    encoded.data.push_back(region.constant);
+    // What accumulates begins as zeros; garbage elsewhere shows bytes that nobody writes.
+    if (region.constant.empty()) encoded.data.back().assign(region.shape[0] * region.bytes_per_row, region.accumulates ? '\0' : '\xA5');
+  }
+  encoded.errors.resize(weight.shape.rows);
+  const std::vector<Tile> tiles = TilesOf(weight, tiling);
+  std::unique_ptr<Statistics> statistics;
+  if (scheme.NeedsStatistics(weight.shape, {tiles[0].rows(), tiles[0].cols()})) {
+    statistics = scheme.NewStatistics(weight.shape);
+    // Two partial ones, merged.
+    const std::unique_ptr<Statistics> other = scheme.NewStatistics(weight.shape);
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      QUERN_RETURN_IF_ERROR(scheme.Observe(tiles[i], ModuleInputs(), i % 3 == 1 ? *other : *statistics));
+    }
+    statistics->Merge(*other);
+  }
+  const std::vector<RegionBuffer> buffers = BuffersOf(encoded);
+  for (const Tile& tile : tiles) {
+    QUERN_RETURN_IF_ERROR(scheme.Encode(tile, ModuleInputs(), statistics.get(), nonfinite, buffers,
+                                        absl::MakeSpan(encoded.errors).subspan(tile.row_begin, tile.rows())));
+  }
+  return encoded;
+}
+
+absl::StatusOr<std::string> DecodeWeight(const Scheme& scheme, const TestWeight& weight, EncodedWeight& encoded, const Tiling& tiling) {
+  TestWeight decoded = weight;
+  std::fill(decoded.bytes.begin(), decoded.bytes.end(), '\xA5');
+  const std::vector<RegionBuffer> buffers = BuffersOf(encoded);
+  for (const Tile& tile : TilesOf(decoded, tiling)) {
+    QUERN_RETURN_IF_ERROR(scheme.Decode(tile, buffers, const_cast<std::byte*>(tile.data)));
+  }
+  return decoded.bytes;
+}
+
+TestWeight RandomWeight(DType dtype, Shape2D shape, uint64_t seed, bool unusual) {
+  TestWeight weight;
+  weight.dtype = dtype;
+  weight.shape = shape;
+  uint64_t state = seed;
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    const int row_exponent = static_cast<int>(Next(state) % 12) - 6;
+    const bool tiny_row = unusual && Next(state) % 16 == 0;
+    for (int64_t column = 0; column < shape.cols; ++column) {
+      const uint64_t bits = Next(state);
+      // The sum of four 16-bit integers: bell-shaped, at most 19 bits, exact in F32.
+      const int64_t sum = static_cast<int64_t>(bits & 0xFFFF) + static_cast<int64_t>((bits >> 16) & 0xFFFF) - 0x10000 +
+                          static_cast<int64_t>((bits >> 32) & 0x7FFF) - static_cast<int64_t>((bits >> 47) & 0x7FFF);
+      const uint64_t kind = unusual ? Next(state) % 256 : 255;
+      float value = std::ldexp(static_cast<float>(sum), row_exponent - 20);
+      if (tiny_row) value = std::ldexp(static_cast<float>(sum % 97), dtype == DType::kF16 ? -24 : -133);
+      if (kind < 4) value = kind % 2 == 0 ? 0.0f : -0.0f;
+      if (kind == 4) value *= 64;
+      if (unusual && column / 32 % 11 == row % 11) value = kind % 2 == 0 ? 0.0f : -0.0f;
+      Append(weight.bytes, dtype, value);
+    }
+  }
+  return weight;
+}
+
+std::string DigestOf(const EncodedWeight& encoded) {
+  Sha256 digest;
+  for (const std::string& data : encoded.data) digest.Update(data);
+  digest.Update(encoded.errors.data(), encoded.errors.size() * sizeof(RowError));
+  return HexDigest(digest.Finish());
+}
+
+bool SameErrors(const std::vector<RowError>& a, const std::vector<RowError>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(RowError)) == 0;
+}
+
+}  // namespace quern::quant
