@@ -1,7 +1,9 @@
 #include "client/output_state.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -38,6 +40,11 @@ absl::Status CheckMayBeOurs(const std::string& output) {
   }
   return absl::AlreadyExistsError(absl::StrCat("output ", output, " holds files that Quern did not write (for example ", names[0],
                                                "); choose an empty or a new directory"));
+}
+
+absl::Status RemoveIfEmpty(const std::string& directory) {
+  if (rmdir(directory.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST || errno == ENOENT) return absl::OkStatus();
+  return ErrnoToStatus(errno, "rmdir", directory);
 }
 
 }  // namespace
@@ -95,16 +102,35 @@ absl::StatusOr<OutputState> OutputState::Prepare(const std::string& output) {
     state.Undo().IgnoreError();  // the first error is the one to tell
     return Annotate(status, "cannot make the directory for the job's state");
   }
+  QUERN_ASSIGN_OR_RETURN(state.lock_, OpenFile(state.directory_, O_RDONLY | O_DIRECTORY));
+  if (flock(state.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoToStatus(errno, "flock", state.directory_);
+    return absl::FailedPreconditionError(absl::StrCat("another command is writing ", output, "; wait until it has ended, or stop it"));
+  }
   return state;
 }
 
-absl::Status OutputState::RemoveState() { return RemoveTree(directory_); }
+bool OutputState::HeldByOldCoordinator() const {
+  // RocksDB's own lock file. The lock is asked for, not taken.
+  const UniqueFd file(open(JoinPath(directory_, "LOCK").c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return false;
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(file.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+absl::Status OutputState::RemoveState() {
+  QUERN_RETURN_IF_ERROR(RemoveTree(directory_));
+  // OUT/.quern stays where run.json stands in it; a synthetic checkpoint has none.
+  return RemoveIfEmpty(DirName(directory_));
+}
 
 absl::Status OutputState::Undo() {
   if (existed_) return absl::OkStatus();
   QUERN_RETURN_IF_ERROR(RemoveState());
   for (auto it = made_.rbegin(); it != made_.rend(); ++it) {
-    if (rmdir(it->c_str()) != 0 && errno != ENOTEMPTY && errno != EEXIST && errno != ENOENT) return ErrnoToStatus(errno, "rmdir", *it);
+    QUERN_RETURN_IF_ERROR(RemoveIfEmpty(*it));
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/file.h"
 
 namespace quern::client {
 
@@ -20,14 +21,17 @@ absl::StatusOr<std::string> UserStateDirectory(const std::string& output);
 // Not thread-safe.
 class OutputState {
  public:
-  // Makes the state directory for the absolute path `output`, and `output` itself where it is in there. Before that: ALREADY_EXISTS where
-  // `output` is a file, or holds something and no sign of Quern.
+  // Makes the state directory for the absolute path `output`, and `output` itself where it is in there, and locks it against other commands
+  // for as long as this lives: FAILED_PRECONDITION where one is at work. Before that: ALREADY_EXISTS where `output` is a file, or holds
+  // something and no sign of Quern.
   static absl::StatusOr<OutputState> Prepare(const std::string& output);
 
   const std::string& directory() const { return directory_; }
   // Whether an earlier run left state to go on from.
   bool existed() const { return existed_; }
-  // After the job: removes the state, keeps the rest.
+  // Whether the coordinator of a command that was killed still has the state open: it takes a moment to notice and to end.
+  bool HeldByOldCoordinator() const;
+  // After the job: removes the state, and its parent where that is empty now. Keeps the rest.
   absl::Status RemoveState();
   // After a refusal: removes what Prepare made, and directories made by it that are empty now.
   absl::Status Undo();
@@ -36,6 +40,7 @@ class OutputState {
   OutputState() = default;
   std::string directory_;
   bool existed_ = false;
+  UniqueFd lock_;                  // on the directory
   std::vector<std::string> made_;  // directories that Prepare made, parents first, without directory_
 };
 

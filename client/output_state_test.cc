@@ -1,7 +1,10 @@
 #include "client/output_state.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <optional>
 
@@ -55,9 +58,59 @@ TEST_F(OutputStateTest, UndoKeepsTheStateOfAnEarlierRun) {
   EXPECT_TRUE(state.existed());
   QUERN_ASSERT_OK(state.Undo());
   EXPECT_TRUE(FileExists(output_ + "/.quern/state"));
+}
+
+TEST_F(OutputStateTest, RemovedStateLeavesTheRecordOfTheRun) {
+  QUERN_ASSERT_OK_AND_ASSIGN(OutputState state, OutputState::Prepare(output_));
+  QUERN_ASSERT_OK(WriteFileDurably(output_ + "/.quern/run.json", "{}"));
   QUERN_ASSERT_OK(state.RemoveState());
   EXPECT_FALSE(FileExists(output_ + "/.quern/state"));
-  EXPECT_TRUE(FileExists(output_ + "/.quern"));
+  EXPECT_TRUE(FileExists(output_ + "/.quern/run.json"));
+}
+
+TEST_F(OutputStateTest, RemovedStateLeavesNoEmptyDirectory) {
+  QUERN_ASSERT_OK_AND_ASSIGN(OutputState state, OutputState::Prepare(output_));
+  QUERN_ASSERT_OK(state.RemoveState());
+  EXPECT_FALSE(FileExists(output_ + "/.quern"));
+  EXPECT_TRUE(FileExists(output_));
+}
+
+TEST_F(OutputStateTest, SecondCommandIsRefusedWhileTheFirstLives) {
+  {
+    QUERN_ASSERT_OK_AND_ASSIGN(OutputState first, OutputState::Prepare(output_));
+    EXPECT_THAT(OutputState::Prepare(output_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(output_)));
+    EXPECT_TRUE(FileExists(first.directory()));
+  }
+  QUERN_EXPECT_OK(OutputState::Prepare(output_));
+}
+
+TEST_F(OutputStateTest, StoreThatAnotherProcessHasOpenIsNoticed) {
+  QUERN_ASSERT_OK_AND_ASSIGN(OutputState state, OutputState::Prepare(output_));
+  EXPECT_FALSE(state.HeldByOldCoordinator());
+  const std::string path = state.directory() + "/LOCK";
+  QUERN_ASSERT_OK(WriteFileDurably(path, ""));
+  EXPECT_FALSE(state.HeldByOldCoordinator());
+  int ready[2], done[2];
+  ASSERT_EQ(pipe(ready), 0);
+  ASSERT_EQ(pipe(done), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    struct flock lock = {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    const int fd = open(path.c_str(), O_RDWR);
+    char byte = fcntl(fd, F_SETLK, &lock) == 0 ? 1 : 0;
+    if (write(ready[1], &byte, 1) != 1) _exit(1);
+    close(done[1]);
+    _exit(read(done[0], &byte, 1) == 0 ? 0 : 1);
+  }
+  char locked = 0;
+  ASSERT_EQ(read(ready[0], &locked, 1), 1);
+  EXPECT_EQ(locked, 1);
+  EXPECT_TRUE(state.HeldByOldCoordinator());
+  close(done[1]);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_FALSE(state.HeldByOldCoordinator());
 }
 
 TEST_F(OutputStateTest, DirectoryOfSomebodyElseIsNotTouched) {

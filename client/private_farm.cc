@@ -31,6 +31,10 @@ constexpr int kMaxDeaths = 6;
 constexpr size_t kTailLines = 8;
 constexpr uint64_t kTailBytes = 64 * 1024;
 
+absl::StatusOr<std::string> ProgramOr(const std::string& path, const char* name) {
+  return path.empty() ? FindProgram(name) : absl::StatusOr<std::string>(path);
+}
+
 void Pause() { std::this_thread::sleep_for(absl::ToChronoMilliseconds(kPoll)); }
 
 }  // namespace
@@ -69,7 +73,7 @@ absl::Status PrivateFarm::CoordinatorGone(const ExitState& state) const {
 }
 
 absl::Status PrivateFarm::StartCoordinator() {
-  QUERN_ASSIGN_OR_RETURN(const std::string program, FindProgram(kCoordinator));
+  QUERN_ASSIGN_OR_RETURN(const std::string program, ProgramOr(options_.coordinator_program, kCoordinator));
   Subprocess::Options child;
   child.argv = {program, "--private", "--listen", Address()};
   if (options_.state_directory.empty()) {
@@ -83,7 +87,7 @@ absl::Status PrivateFarm::StartCoordinator() {
 }
 
 absl::Status PrivateFarm::StartWorker() {
-  QUERN_ASSIGN_OR_RETURN(const std::string program, FindProgram(kWorker));
+  QUERN_ASSIGN_OR_RETURN(const std::string program, ProgramOr(options_.worker_program, kWorker));
   const uint32_t threads = options_.threads > 0 ? options_.threads : std::max(1u, std::thread::hardware_concurrency());
   Subprocess::Options child;
   child.argv = {program,  "--server", Address(),  "--memory", absl::StrCat(options_.memory), "--threads", absl::StrCat(threads),

@@ -30,6 +30,9 @@ class PrivateFarm {
     uint64_t memory = 0;          // bytes of buffer pool
     uint32_t threads = 0;
     std::string reader;
+    // Paths of the programs; empty: FindProgram.
+    std::string coordinator_program;
+    std::string worker_program;
   };
 
   // Blocks until the coordinator answers. Errors hold the end of its log. CANCELLED after an interrupt.

@@ -1,7 +1,9 @@
 #include "client/private_job.h"
 
+#include <chrono>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,7 @@ namespace {
 using quern::v1::Job;
 using quern::v1::JobSpec;
 
+constexpr absl::Duration kOldCoordinatorTimeout = absl::Minutes(1);
 constexpr char kGoOn[] = "run the same command again to continue";
 
 absl::StatusOr<Job> CreateJob(PrivateFarm& farm, const JobSpec& spec, Interrupt& interrupt) {
@@ -28,6 +31,20 @@ absl::StatusOr<Job> CreateJob(PrivateFarm& farm, const JobSpec& spec, Interrupt&
       CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return farm.jobs().CreateJob(context, request, &job); });
   if (!status.ok()) return farm.ExplainLostConnection(status);
   return job;
+}
+
+// A killed command's coordinator may have to finish what it is publishing before it ends.
+absl::Status AwaitOldCoordinator(const OutputState& state, Interrupt& interrupt, Console& console) {
+  const absl::Duration deadline = console.clock->Monotonic() + kOldCoordinatorTimeout;
+  while (state.HeldByOldCoordinator()) {
+    if (interrupt.requested()) return absl::CancelledError("interrupted");
+    if (console.clock->Monotonic() > deadline) {
+      return absl::UnavailableError(absl::StrCat("the coordinator of an earlier run still has ", state.directory(),
+                                                 " open; wait until it has ended, or end it (pgrep quernd)"));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return absl::OkStatus();
 }
 
 // The plan was never made: nothing of the job is worth keeping.
@@ -46,6 +63,7 @@ absl::StatusOr<WatchOutcome> RunPrivateJob(const JobSpec& spec, const WorkerOpti
   if (durable) {
     QUERN_ASSIGN_OR_RETURN(state, OutputState::Prepare(spec.output()));
     options.state_directory = state->directory();
+    QUERN_RETURN_IF_ERROR(AwaitOldCoordinator(*state, interrupt, console));
   }
   // Undoing must not hide the reason for it.
   const auto undo = [&](const absl::Status& reason) {

@@ -1,4 +1,6 @@
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -12,7 +14,8 @@ namespace quern::client {
 namespace {
 
 // A request that was sent before the connection broke may have been carried out: the same request_id asks again without doing it twice.
-constexpr int kTries = 3;
+constexpr int kTries = 20;
+constexpr std::chrono::milliseconds kPause(500);
 
 class SubmitCommand : public ServerCommand {
  public:
@@ -46,13 +49,11 @@ class SubmitCommand : public ServerCommand {
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
 
     quern::v1::Job job;
-    absl::Status status;
-    for (int i = 0; i < kTries; ++i) {
-      status = CallInterruptibly(interrupt, [&](grpc::ClientContext* context) {
-        context->set_wait_for_ready(true);
-        return jobs->CreateJob(context, request, &job);
-      });
-      if (status.code() != absl::StatusCode::kUnavailable) break;
+    absl::Status status = absl::CancelledError("interrupted");
+    for (int i = 0; i < kTries && !interrupt.requested(); ++i) {
+      if (i > 0) std::this_thread::sleep_for(kPause);
+      status = CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->CreateJob(context, request, &job); });
+      if (!absl::IsUnavailable(status)) break;
     }
     QUERN_RETURN_IF_ERROR(status);
     if (!detach_) {

@@ -23,38 +23,77 @@ void ObserveTile(const IntegerTile& tile, scalar::Range* ranges) { ObserveScalar
 constexpr int kChunkGroups = 64;
 constexpr int64_t kChunkColumns = 4096;
 
-// The largest and the smallest element of a piece and zero, as bits moved to the top of 32. Elements order as integers: the positive ones
-// as signed, the negative ones, by magnitude, as unsigned. Inf and NaN are beyond all finite values.
-struct TopRange {
-  uint32_t high, low;
+// Ranges of pieces of rows. Elements order as integers: the positive ones as signed, the negative ones, by magnitude, as unsigned; Inf and
+// NaN are beyond all finite values. So the largest signed and the largest unsigned integer are the largest element and the smallest one (or
+// no negative one at all). A piece is brought to 16 bytes of candidates each first; the candidates of many pieces are then compared at
+// once.
+struct Candidates {
+  alignas(64) uint32_t high[4 * kChunkGroups];
+  alignas(64) uint32_t low[4 * kChunkGroups];
 };
 
+// The larger half, down to 16 bytes.
+template <class V, class Tag>
+HWY_INLINE auto ReduceToBlock(Tag d, V v) {
+  if constexpr (hn::MaxLanes(d) * sizeof(hn::TFromD<Tag>) == 16) {
+    return v;
+  } else {
+    const hn::Half<Tag> half;
+    return ReduceToBlock(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
 template <class D>
-HWY_INLINE TopRange RangeOf(const unsigned char* elements, int64_t columns) {
+HWY_INLINE void FindCandidates(const unsigned char* elements, int64_t columns, uint32_t* high, uint32_t* low) {
   using Lane = typename Elements<D>::Lane;
   using Bits = typename D::Bits;
-  constexpr int kShift = 32 - 8 * static_cast<int>(sizeof(Bits));
   const hn::CappedTag<Lane, 64 / sizeof(Lane)> di;
   const hn::RebindToUnsigned<decltype(di)> du;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(di));
-  auto high = hn::Zero(di);
-  auto low = hn::Zero(du);
+  auto largest = hn::Zero(di);
+  auto smallest = hn::Zero(du);
   const Lane* at = reinterpret_cast<const Lane*>(elements);
   int64_t i = 0;
-  for (; i + lanes <= columns; i += lanes) {
-    const auto lane = hn::LoadU(di, at + i);
-    high = hn::Max(high, lane);
-    low = hn::Max(low, hn::BitCast(du, lane));
+  const auto extend = [&](auto lane) HWY_ATTR {
+    largest = hn::Max(largest, lane);
+    smallest = hn::Max(smallest, hn::BitCast(du, lane));
+  };
+  for (; i + lanes <= columns; i += lanes) extend(hn::LoadU(di, at + i));
+  if (i < columns) {
+    alignas(64) Bits rest[64 / sizeof(Bits)] = {};
+    memcpy(rest, at + i, static_cast<size_t>(columns - i) * sizeof(Bits));
+    extend(hn::Load(di, reinterpret_cast<const Lane*>(rest)));
   }
-  Lane largest = hn::GetLane(hn::MaxOfLanes(di, high));
-  Bits smallest = hn::GetLane(hn::MaxOfLanes(du, low));
-  for (; i < columns; ++i) {
-    const Bits bits = scalar::LoadElement<D>(elements, i);
-    if (static_cast<Lane>(bits) > largest) largest = static_cast<Lane>(bits);
-    if (bits > smallest) smallest = bits;
+  const hn::CappedTag<uint32_t, 4> block;
+  hn::Store(hn::BitCast(block, ReduceToBlock(di, largest)), block, high);
+  hn::Store(hn::BitCast(block, ReduceToBlock(du, smallest)), block, low);
+}
+
+// The largest (signed or unsigned) candidates of as many pieces as a vector has lanes, moved to the top of 32 bits.
+template <class D, class Tag>
+HWY_INLINE VU LargestCandidates(Tag, const uint32_t* candidates) {
+  using Lane = hn::TFromD<Tag>;
+  const hn::Repartition<Lane, DU> d;
+  VU v0, v1, v2, v3;
+  hn::LoadInterleaved4(DU(), candidates, v0, v1, v2, v3);
+  const auto largest = hn::Max(hn::Max(hn::BitCast(d, v0), hn::BitCast(d, v1)), hn::Max(hn::BitCast(d, v2), hn::BitCast(d, v3)));
+  if constexpr (sizeof(Lane) == 4) {
+    return hn::BitCast(DU(), largest);
+  } else {
+    const VU low_half = hn::ShiftLeft<16>(hn::BitCast(DU(), largest));
+    return hn::And(hn::BitCast(DU(), hn::Max(largest, hn::BitCast(d, low_half))), hn::Set(DU(), 0xFFFF0000u));
   }
-  if (static_cast<Lane>(smallest) > 0) smallest = 0;  // none is negative
-  return {uint32_t{static_cast<Bits>(largest)} << kShift, uint32_t{smallest} << kShift};
+}
+
+// Largest and smallest element (and zero) of the pieces from `index`, a multiple of the vector's lanes. Non-finite ones give values beyond
+// the finite ones of D, or NaN.
+template <class D>
+HWY_INLINE void RangesOf(const Candidates& candidates, int index, VF& high, VF& low) {
+  using Lane = typename Elements<D>::Lane;
+  const VU largest = LargestCandidates<D>(hn::CappedTag<Lane, 64 / sizeof(Lane)>(), candidates.high + 4 * index);
+  const VU smallest = LargestCandidates<D>(hn::CappedTag<std::make_unsigned_t<Lane>, 64 / sizeof(Lane)>(), candidates.low + 4 * index);
+  high = Elements<D>::FromTop(largest);
+  low = Elements<D>::FromTop(hn::And(smallest, hn::BitCast(DU(), hn::BroadcastSignBit(hn::BitCast(DI(), smallest)))));
 }
 
 // Joins the low b bits of 8 bytes.
@@ -103,6 +142,7 @@ class RowEncoder {
                                     RowError& error) {
     // One group may be long and end anywhere; several are whole units.
     const int64_t step = group_ == columns ? columns : group_ * HWY_MAX(1, HWY_MIN(int64_t{kChunkGroups}, kChunkColumns / group_));
+    const RowConstants row = ConstantsOfRow();
     RowSums sums;
     sums.Load(error);
     for (int64_t begin = 0; begin < columns; begin += step) {
@@ -113,7 +153,7 @@ class RowEncoder {
       if (usual) {
         WriteParameters(groups, out);
         for (int index = 0; index < groups; ++index) {
-          EncodeGroup(piece + index * group_ * kBytes, index, out.packed + index * group_ * format_.bits / 8, sums);
+          EncodeGroup(row, piece + index * group_ * kBytes, index, out.packed + index * group_ * row.bits / 8, sums);
         }
       } else {
         sums.Store(error);
@@ -145,9 +185,7 @@ class RowEncoder {
   // Computes the parameters of `groups` groups. False when the scalar definition has to take the chunk.
   HWY_INLINE bool Prepare(const unsigned char* piece, int groups, const scalar::Range* fixed) {
     for (int index = 0; index < groups; ++index) {
-      const TopRange range = RangeOf<D>(piece + index * group_ * kBytes, group_);
-      high_[index] = range.high;
-      low_[index] = range.low;
+      FindCandidates<D>(piece + index * group_ * kBytes, group_, candidates_.high + 4 * index, candidates_.low + 4 * index);
     }
     const DF df;
     const VF zero = hn::Zero(df);
@@ -159,10 +197,10 @@ class RowEncoder {
     const VF magic = hn::Set(df, 0x1.8p23f);
     for (int index = 0; index < groups; index += kFloats) {
       const auto lanes = hn::FirstN(df, static_cast<size_t>(groups - index));
-      const VF top_high = Elements<D>::FromTop(hn::Load(DU(), high_ + index));
-      const VF top_low = Elements<D>::FromTop(hn::Load(DU(), low_ + index));
-      VF high = hn::IfThenElseZero(lanes, top_high);
-      VF low = hn::IfThenElseZero(lanes, top_low);
+      VF high, low;
+      RangesOf<D>(candidates_, index, high, low);
+      high = hn::IfThenElseZero(lanes, high);
+      low = hn::IfThenElseZero(lanes, low);
       auto usual = hn::And(hn::Le(high, largest), hn::Ge(low, hn::Neg(largest)));
       if (fixed != nullptr) {
         high = hn::Set(df, fixed->high);
@@ -207,48 +245,68 @@ class RowEncoder {
       scalar::OrWord(out.zero_points_next + index * 4, codes[index] >> (32 - out.zero_point_shift));
   }
 
-  HWY_INLINE void EncodeGroup(const unsigned char* elements, int index, unsigned char* packed, RowSums& sums) const {
+  // What is the same for all units of a row, or of a group: in registers, since the bytes written could alias any member.
+  struct RowConstants {
+    int bits;
+    VF minimum, maximum;
+    VF magic;  // adding it rounds to an integer, ties to even, and leaves it in the low bits; the code's offset, an even number, comes
+               // along
+  };
+  struct GroupConstants {
+    VF scale, reciprocal, zero_point;
+    VF origin;  // magic + zero point
+  };
+
+  HWY_INLINE RowConstants ConstantsOfRow() const {
+    const DF df;
+    return {format_.bits, hn::Set(df, format_.Min()), hn::Set(df, format_.Max()),
+            hn::Set(df, 0x1.8p23f + static_cast<float>(format_.Offset()))};
+  }
+
+  HWY_INLINE void EncodeGroup(RowConstants row, const unsigned char* elements, int index, unsigned char* packed, RowSums& sums) const {
+    const DF df;
+    GroupConstants group;
+    group.scale = hn::Set(df, scale_[index]);
+    group.reciprocal = kReciprocal ? hn::Set(df, reciprocal_[index]) : hn::Zero(df);
+    group.zero_point = kSymmetric ? hn::Zero(df) : hn::Set(df, zero_point_[index]);
+    group.origin = hn::Add(row.magic, group.zero_point);
     const int64_t units = group_ / kUnit;
-    for (int64_t unit = 0; unit < units; ++unit) {
-      EncodeUnit(elements + unit * kUnit * kBytes, index, packed + unit * 4 * format_.bits, sums);
-    }
     const int64_t rest = group_ % kUnit;
+    for (int64_t unit = 0; unit < units; ++unit) {
+      EncodeUnit(row, group, elements + unit * kUnit * kBytes, packed + unit * 4 * row.bits, sums);
+    }
     if (rest == 0) return;
     // Zeros fill up the last unit: they are coded exactly and add nothing to the sums.
     alignas(64) unsigned char padded[kUnit * kBytes] = {};
     alignas(64) unsigned char words[kUnit] = {};
     memcpy(padded, elements + units * kUnit * kBytes, rest * kBytes);
-    EncodeUnit(padded, index, words, sums);
-    const int64_t end = rest * format_.bits;
+    EncodeUnit(row, group, padded, words, sums);
+    const int64_t end = rest * row.bits;
     if (end % 8 != 0) words[end / 8] &= static_cast<unsigned char>((1 << end % 8) - 1);
     memset(words + (end + 7) / 8, 0, sizeof words - (end + 7) / 8);
-    memcpy(packed + units * 4 * format_.bits, words, scalar::PackedBytes(rest, format_.bits));
+    memcpy(packed + units * 4 * row.bits, words, scalar::PackedBytes(rest, row.bits));
   }
 
-  HWY_INLINE void EncodeUnit(const unsigned char* elements, int index, unsigned char* packed, RowSums& sums) const {
+  static HWY_INLINE void EncodeUnit(RowConstants row, GroupConstants group, const unsigned char* elements, unsigned char* packed,
+                                    RowSums& sums) {
     VU even_codes[kPairs], odd_codes[kPairs];
     for (int pair = 0; pair < kPairs; ++pair) {
       VF x_even, x_odd, y_even, y_odd;
       Elements<D>::Load(elements, pair, x_even, x_odd);
-      even_codes[pair] = Code(x_even, index, y_even);
-      odd_codes[pair] = Code(x_odd, index, y_odd);
+      even_codes[pair] = Code(row, group, x_even, y_even);
+      odd_codes[pair] = Code(row, group, x_odd, y_odd);
       sums.Add(pair, x_even, y_even, x_odd, y_odd);
     }
-    PackUnit(even_codes, odd_codes, format_.bits, packed);
+    PackUnit(even_codes, odd_codes, row.bits, packed);
   }
 
   // The unsigned codes of x, and the values y that they stand for.
-  HWY_INLINE VU Code(VF x, int index, VF& y) const {
-    const DF df;
-    const VF scale = hn::Set(df, scale_[index]);
-    VF t = Round(kReciprocal ? hn::Mul(x, hn::Set(df, reciprocal_[index])) : hn::Div(x, scale));
-    if constexpr (!kSymmetric) t = Round(hn::Add(t, hn::Set(df, zero_point_[index])));
-    t = hn::Min(hn::Max(t, hn::Set(df, format_.Min())), hn::Set(df, format_.Max()));
-    // Adding 1.5 * 2^23 rounds to an integer, ties to even, and leaves it in the low bits; the code's offset is even and comes along.
-    const float magic = 0x1.8p23f + static_cast<float>(format_.Offset());
-    const VF shifted = hn::Add(t, hn::Set(df, magic));
-    const VF origin = hn::Set(df, kSymmetric ? magic : magic + zero_point_[index]);
-    y = Elements<D>::Round(hn::Mul(hn::Sub(shifted, origin), scale));
+  static HWY_INLINE VU Code(RowConstants row, GroupConstants group, VF x, VF& y) {
+    VF t = Round(kReciprocal ? hn::Mul(x, group.reciprocal) : hn::Div(x, group.scale));
+    if constexpr (!kSymmetric) t = Round(hn::Add(t, group.zero_point));
+    t = hn::Min(hn::Max(t, row.minimum), row.maximum);
+    const VF shifted = hn::Add(t, row.magic);
+    y = Elements<D>::Round(hn::Mul(hn::Sub(shifted, group.origin), group.scale));
     return hn::And(hn::BitCast(DU(), shifted), hn::Set(DU(), 0xFFu));
   }
 
@@ -256,8 +314,7 @@ class RowEncoder {
   const bool replace_;
   const int64_t group_;
   // Of the groups of a chunk.
-  alignas(64) uint32_t high_[kChunkGroups];
-  alignas(64) uint32_t low_[kChunkGroups];
+  Candidates candidates_;
   alignas(64) float scale_[kChunkGroups];
   alignas(64) float reciprocal_[kChunkGroups];
   alignas(64) float zero_point_[kChunkGroups];
@@ -302,15 +359,16 @@ scalar::Problem EncodeTile(const IntegerTile& tile, const EncodeOptions& options
 
 template <class D>
 void ObserveRows(const IntegerTile& tile, scalar::Range* ranges) {
+  Candidates candidates = {};
   for (int64_t row = 0; row < tile.rows; ++row) {
     const unsigned char* elements = tile.elements + row * tile.element_stride;
-    const TopRange range = RangeOf<D>(elements, tile.columns);
-    constexpr int kShift = 32 - 8 * static_cast<int>(sizeof(typename D::Bits));
-    const typename D::Bits high = static_cast<typename D::Bits>(range.high >> kShift);
-    const typename D::Bits low = static_cast<typename D::Bits>(range.low >> kShift);
-    if (D::IsFinite(high) && D::IsFinite(low)) {
-      scalar::Extend<D>(ranges[row], high);
-      scalar::Extend<D>(ranges[row], low);
+    FindCandidates<D>(elements, tile.columns, candidates.high, candidates.low);
+    VF high, low;
+    RangesOf<D>(candidates, 0, high, low);
+    const scalar::Range range = {hn::GetLane(low), hn::GetLane(high)};
+    if (range.high <= D::kLargest && range.low >= -D::kLargest) {
+      ranges[row].low = HWY_MIN(ranges[row].low, range.low);
+      ranges[row].high = HWY_MAX(ranges[row].high, range.high);
     } else {
       for (int64_t i = 0; i < tile.columns; ++i) scalar::Extend<D>(ranges[row], scalar::LoadElement<D>(elements, i));
     }

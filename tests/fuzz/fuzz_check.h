@@ -8,7 +8,7 @@
 #define FUZZ_CHECK(condition)                                                       \
   do {                                                                              \
     if (!(condition)) {                                                             \
-      fprintf(stderr, "%s:%d: " #condition " does not hold\n", __FILE__, __LINE__); \
+      fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
       abort();                                                                      \
     }                                                                               \
   } while (false)

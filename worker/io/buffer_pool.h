@@ -2,7 +2,8 @@
 //
 //   input   tiles as they are read; a ring (BufferRing)
 //   held    side tensors of one module until their turn in the file; a ring
-//   output  a window on the output file: byte `offset` of the file stands at offset % output size. The part's first `window` bytes are mapped
+//   output  a window on the output file: byte `offset` of the file stands at offset % output size. The part's first `window` bytes are
+//   mapped
 //           a second time behind its end, so that any `window` bytes are contiguous (no copies where the ring closes).
 //
 // Pages are touched as they are used (no MAP_POPULATE): a small task does not pay for a large budget.
@@ -93,7 +94,7 @@ struct PoolLayout {
   uint64_t held = 0;
   uint64_t output = 0;  // a multiple of `chunk`; 0 for tasks without output
   uint64_t window = 0;
-  uint64_t chunk = 0;   // what one write moves
+  uint64_t chunk = 0;  // what one write moves
 
   uint64_t total() const { return input + held + output; }
   // `memory` is at least kMinimumTaskMemory. total() is at most `memory`; parts that would not gain from more stay smaller.

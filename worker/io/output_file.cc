@@ -32,8 +32,7 @@ void Join(uint64_t begin, uint64_t end, uint64_t* front, std::map<uint64_t, uint
 
 }  // namespace
 
-OutputFile::OutputFile(Options options)
-    : options_(std::move(options)), layout_(options_.pool->layout()), ring_(options_.pool->output()) {}
+OutputFile::OutputFile(Options options) : options_(std::move(options)), layout_(options_.pool->layout()), ring_(options_.pool->output()) {}
 
 absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(Options options) {
   std::unique_ptr<OutputFile> file(new OutputFile(std::move(options)));
@@ -97,9 +96,7 @@ void OutputFile::Complete(uint64_t offset, uint64_t size) {
   if (complete_ != before) changed_.SignalAll();
 }
 
-uint64_t OutputFile::Writable() const {
-  return complete_ == options_.size ? complete_ : RoundDown(complete_, layout_.chunk);
-}
+uint64_t OutputFile::Writable() const { return complete_ == options_.size ? complete_ : RoundDown(complete_, layout_.chunk); }
 
 void OutputFile::WriteLoop() {
   while (true) {

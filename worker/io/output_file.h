@@ -29,9 +29,9 @@ class OutputFile {
  public:
   struct Options {
     std::string path;
-    uint64_t size = 0;                // of the finished file
-    const BufferPool* pool = nullptr;  // outlives the file
-    Uring* uring = nullptr;           // null: buffered writes. Outlives the file
+    uint64_t size = 0;                               // of the finished file
+    const BufferPool* pool = nullptr;                // outlives the file
+    Uring* uring = nullptr;                          // null: buffered writes. Outlives the file
     std::atomic<uint64_t>* bytes_written = nullptr;  // counts; null: nobody asks
     std::function<void(absl::Status)> on_error;      // called from any thread, also more than once
   };
@@ -91,7 +91,7 @@ class OutputFile {
 
   mutable Mutex mutex_;
   CondVar changed_;
-  uint64_t complete_ QUERN_GUARDED_BY(mutex_) = 0;                       // all bytes below are complete
+  uint64_t complete_ QUERN_GUARDED_BY(mutex_) = 0;                        // all bytes below are complete
   std::map<uint64_t, uint64_t> complete_ahead_ QUERN_GUARDED_BY(mutex_);  // [key, value): complete, but not all below
   uint64_t hashed_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t submitted_ QUERN_GUARDED_BY(mutex_) = 0;

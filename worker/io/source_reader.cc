@@ -199,7 +199,8 @@ class DirectReader : public SourceReader {
         FallBack()->Read(std::move(*request));
       } else {
         absl::Status status = ErrnoToStatus(-result, absl::StrCat("direct read at ", request->offset, " of"), file.path);
-        request->done(IsRefusal(-result) ? absl::FailedPreconditionError(absl::StrCat(status.message(), " (try --reader buffered)")) : status);
+        request->done(IsRefusal(-result) ? absl::FailedPreconditionError(absl::StrCat(status.message(), " (try --reader buffered)"))
+                                         : status);
       }
       OneLess();
       return;

@@ -31,7 +31,8 @@ struct SourceHandle {
   UniqueFd direct_fd;  // O_DIRECT; none where the filesystem or the mode does not have it
 };
 
-// Opens a regular file; with `direct`, also for direct I/O: FAILED_PRECONDITION where the filesystem refuses that and `require_direct` is set.
+// Opens a regular file; with `direct`, also for direct I/O: FAILED_PRECONDITION where the filesystem refuses that and `require_direct` is
+// set.
 absl::StatusOr<SourceHandle> OpenSource(const std::string& path, bool direct, bool require_direct);
 
 struct ReadRequest {

@@ -22,9 +22,9 @@ double SecondsSince(absl::Time began) { return absl::ToDoubleSeconds(absl::Now()
 absl::Status Classify(absl::Status status, const SourceHandle& file) {
   struct stat info;
   if (fstat(file.fd.get(), &info) == 0 && static_cast<uint64_t>(info.st_size) != file.size) {
-    return WithFailure(absl::DataLossError(absl::StrCat(status.message(), "; it has ", info.st_size,
-                                                        " bytes now: the source changed while it was read")),
-                       quern::v1::SOURCE_CHANGED);
+    return WithFailure(
+        absl::DataLossError(absl::StrCat(status.message(), "; it has ", info.st_size, " bytes now: the source changed while it was read")),
+        quern::v1::SOURCE_CHANGED);
   }
   return status;
 }
@@ -36,7 +36,7 @@ Engine::Engine(SourceReader* reader, BufferRing* input, int threads, TaskControl
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Compute(); });
 }
 
-Engine::~Engine() {
+void Engine::Stop() {
   {
     MutexLock lock(&mutex_);
     FailLocked(absl::CancelledError("the task has ended"));
@@ -45,6 +45,7 @@ Engine::~Engine() {
     ready_changed_.SignalAll();
   }
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void Engine::Fail(absl::Status status) {

@@ -1,6 +1,6 @@
-// Carries the steps of a task from reading to computing. One thread (the task's own) makes steps in the order of the output and gives each all
-// the memory that it needs before it starts; nothing is acquired later. So a step waits only for older ones, and older ones never for it: there
-// is no deadlock, however small the pool.
+// Carries the steps of a task from reading to computing. One thread (the task's own) makes steps in the order of the output and gives each
+// all the memory that it needs before it starts; nothing is acquired later. So a step waits only for older ones, and older ones never for
+// it: there is no deadlock, however small the pool.
 #ifndef QUERN_WORKER_PIPELINE_ENGINE_H_
 #define QUERN_WORKER_PIPELINE_ENGINE_H_
 
@@ -67,13 +67,16 @@ class Engine {
 
   // All outlive the engine. `control` is polled while the task's thread waits.
   Engine(SourceReader* reader, BufferRing* input, int threads, TaskControl* control);
-  // Waits for reads that are under way; steps that have not begun to compute are dropped.
-  ~Engine();
+  ~Engine() { Stop(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Ends the task with `status`; the first call counts. Thread-safe.
   void Fail(absl::Status status);
+
+  // Waits for reads that are under way, drops steps that have not begun to compute, and ends the threads. Only Fail may be called
+  // afterwards.
+  void Stop();
 
   // The following are for the task's thread. All return the failure of the task as soon as there is one, CANCELLED after control->stop.
 
@@ -102,8 +105,8 @@ class Engine {
   TaskControl* const control_;
 
   mutable Mutex mutex_;
-  CondVar ready_changed_;  // for compute threads
-  CondVar ended_;          // for the task's thread
+  CondVar ready_changed_;                                     // for compute threads
+  CondVar ended_;                                             // for the task's thread
   std::map<uint64_t, Step*> ready_ QUERN_GUARDED_BY(mutex_);  // by sequence: older steps first
   absl::Status failure_ QUERN_GUARDED_BY(mutex_);
   bool stop_ QUERN_GUARDED_BY(mutex_) = false;

@@ -13,7 +13,8 @@
 namespace quern::worker {
 namespace {
 
-// The distribution function of the standard normal minus 1/2, by its power series. For 0 <= x < 4 the terms stay below 3000, so that 1e-12 is left.
+// The distribution function of the standard normal minus 1/2, by its power series. For 0 <= x < 4 the terms stay below 3000, so that 1e-12
+// is left.
 double CenteredNormal(double x) {
   constexpr double kInverseSqrtTwoPi = 0.3989422804014327;
   double power = x, sum = x;
@@ -133,9 +134,9 @@ void Generator::FillAs(uint64_t first, uint64_t count, std::byte* out) const {
     for (; i + 4 <= channel_end; i += 4) {
       const uint64_t h = Mix(key_ + (i / 4 + 1) * kGolden);
       const float outlier = (h >> 52) == 0 ? 16.0f : 1.0f;
-      const Out values[4] = {
-          Out::From(outlier * table[h & (kQuantiles - 1)] * scale), Out::From(table[(h >> 13) & (kQuantiles - 1)] * scale),
-          Out::From(table[(h >> 26) & (kQuantiles - 1)] * scale), Out::From(table[(h >> 39) & (kQuantiles - 1)] * scale)};
+      const Out values[4] = {Out::From(outlier * table[h & (kQuantiles - 1)] * scale),
+                             Out::From(table[(h >> 13) & (kQuantiles - 1)] * scale), Out::From(table[(h >> 26) & (kQuantiles - 1)] * scale),
+                             Out::From(table[(h >> 39) & (kQuantiles - 1)] * scale)};
       memcpy(out + (i - first) * sizeof(Out), values, sizeof(values));
     }
     for (; i < channel_end; ++i) put(i, Out::From(ValueAt(i)));

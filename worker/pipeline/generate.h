@@ -1,8 +1,8 @@
-// Seeded weights of synthetic checkpoints. The value of element i depends only on (seed, name, shape, i), so any part of a tensor can be made
-// by itself.
+// Seeded weights of synthetic checkpoints. The value of element i depends only on (seed, name, shape, i), so any part of a tensor can be
+// made by itself.
 //
-// Definition of "normal". Let `mix` be the finalizer below, `name_hash` = XXH3-64 of the tensor's name, key = mix(seed ^ mix(name_hash)), and
-// `cols` the last dimension (the whole tensor when it has one dimension). A channel is a row of `cols` elements.
+// Definition of "normal". Let `mix` be the finalizer below, `name_hash` = XXH3-64 of the tensor's name, key = mix(seed ^ mix(name_hash)),
+// and `cols` the last dimension (the whole tensor when it has one dimension). A channel is a row of `cols` elements.
 //
 //   h     = mix(key + (i / 4 + 1) * kGolden)              one word for four elements
 //   q     = bits [13 * (i % 4), 13 * (i % 4) + 13) of h   index of a quantile

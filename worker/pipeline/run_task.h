@@ -15,8 +15,8 @@
 namespace quern::worker {
 
 struct TaskOptions {
-  uint64_t memory = 0;      // bytes of the buffer pool, at least kMinimumTaskMemory: everything that grows with the data comes out of it
-  int threads = 1;          // of the compute stage
+  uint64_t memory = 0;  // bytes of the buffer pool, at least kMinimumTaskMemory: everything that grows with the data comes out of it
+  int threads = 1;      // of the compute stage
   ReaderMode reader = ReaderMode::kAuto;
   std::string output_path;  // opened with O_CREAT|O_EXCL; empty for tasks without output
 };
@@ -32,8 +32,8 @@ struct TaskControl {
 // FailureOf(status) tells the reason.
 absl::StatusOr<quern::v1::TaskResult> RunTask(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control);
 
-// The failure that a status of RunTask stands for: reason from a payload set where the error arose, else from the code (RESOURCE_EXHAUSTED with
-// "disk full" is DISK_FULL, DATA_LOSS is IO_ERROR, INVALID_ARGUMENT is BAD_INPUT, ...).
+// The failure that a status of RunTask stands for: reason from a payload set where the error arose, else from the code (RESOURCE_EXHAUSTED
+// with "disk full" is DISK_FULL, DATA_LOSS is IO_ERROR, INVALID_ARGUMENT is BAD_INPUT, ...).
 quern::v1::Failure FailureOf(const absl::Status& status);
 absl::Status WithFailure(absl::Status status, quern::v1::FailureReason reason, uint64_t bytes_needed = 0);
 

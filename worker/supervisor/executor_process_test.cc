@@ -139,7 +139,7 @@ TEST_F(ExecutorProcessTest, ExitStatusIsKept) {
   EXPECT_EQ(death.exit.code, 7);
 }
 
-TEST_F(ExecutorProcessTest, ProgramThatIsMissingIsAnErrorOrADeath) {
+TEST_F(ExecutorProcessTest, ProgramThatIsMissingIsAnError) {
   ExecutorProcess::Options options{{"/nonexistent/quern-worker"}, OomWatch("/nonexistent", std::nullopt), nullptr, nullptr};
   options.on_event = [](AttemptStatus) {};
   options.on_closed = [](absl::Status) {};

@@ -65,8 +65,11 @@ class Coordinator {
       std::unique_ptr<CallRecord> call;
       {
         MutexLock lock(&mutex_);
-        // A long poll without news stays open, as a coordinator's does.
-        while (call_ == nullptr || (call_->request.may_wait() && !wanted(call_->request))) changed_.Wait(&mutex_);
+        // A long poll stays open, as a coordinator's does, while there is nothing to say that was not said before.
+        while (call_ == nullptr || (call_->request.may_wait() && !wanted(call_->request) && response.SerializeAsString() == said_)) {
+          changed_.Wait(&mutex_);
+        }
+        said_ = wanted(call_->request) ? (last.ok() ? last->SerializeAsString() : "") : response.SerializeAsString();
         call = std::move(call_);
       }
       if (wanted(call->request)) {
@@ -82,6 +85,7 @@ class Coordinator {
   Mutex mutex_;
   CondVar changed_;
   std::unique_ptr<CallRecord> call_ QUERN_GUARDED_BY(mutex_);
+  std::string said_ QUERN_GUARDED_BY(mutex_);  // the last answer
   bool acknowledge_all_ QUERN_GUARDED_BY(mutex_) = false;
 };
 

@@ -36,7 +36,7 @@ WorkerState::WorkerState(WorkerInfo info) : info_(std::move(info)), spread_(Spre
   for (const quern::v1::Device& device : info_.devices) self_test_passed_ &= device.self_test_passed();
 }
 
-absl::Duration WorkerState::RenewInterval() const { return std::min(lease_ / 3, kProgressInterval); }
+absl::Duration WorkerState::RenewInterval() const { return std::min(lease_ / 3, 2 * progress_interval_); }
 
 absl::Duration WorkerState::NextCall() const {
   if (call_out_) {
@@ -88,6 +88,8 @@ WorkerState::Actions WorkerState::FinishCall(quern::v1::SynchronizeResponse* res
   sight_.erase(sight_.begin(), sight_.begin() + sight_told_);
   sight_told_ = 0;
   if (const absl::Duration lease = FromProto(response->lease()); lease > absl::ZeroDuration()) lease_ = lease;
+  const absl::Duration next = FromProto(response->next_call());
+  progress_interval_ = next > absl::ZeroDuration() ? next : kProgressInterval;
 
   Actions actions;
   for (const AttemptId& id : response->acknowledged()) {
@@ -112,9 +114,7 @@ WorkerState::Actions WorkerState::FinishCall(quern::v1::SynchronizeResponse* res
     if (sight_pending_.insert(challenge.nonce()).second) actions.challenges.push_back(std::move(challenge));
   }
 
-  next_call_ = now + FromProto(response->next_call());
-  if (running_ > 0) next_call_ = std::min(next_call_, call_start_ + lease_ / 3);
-  next_call_ = std::max(next_call_, call_start_ + kMinInterval);
+  next_call_ = call_start_ + kMinInterval;
   not_before_ = now;
   return actions;
 }

@@ -49,7 +49,7 @@ class WorkerState {
   static constexpr absl::Duration kMinInterval = absl::Milliseconds(100);
   // Until the coordinator has told its own.
   static constexpr absl::Duration kDefaultLease = absl::Seconds(10);
-  // Progress of a running attempt is told this often, though a renewal would do less often.
+  // How long a coordinator that says no `next_call` is expected to hold a call of a busy worker.
   static constexpr absl::Duration kProgressInterval = absl::Seconds(1);
   // A long poll of an idle worker is given up after this: a machine that vanished without a word does not end it.
   static constexpr absl::Duration kLongPoll = absl::Seconds(60);
@@ -112,7 +112,7 @@ class WorkerState {
 
   static Key KeyOf(const quern::v1::AttemptId& id) { return {id.job(), id.task(), id.attempt()}; }
   bool news() const { return changes_ != told_changes_; }
-  // How long after a call's start the next one is due while attempts run.
+  // How long a call of a busy worker may wait before it is given up for one with renewals and progress.
   absl::Duration RenewInterval() const;
   // The request of the call that is out has told nothing.
   void TakeBackCall();
@@ -148,6 +148,7 @@ class WorkerState {
   absl::Duration not_before_ = -absl::InfiniteDuration();  // after a failure, even with something to say
   absl::Duration backoff_ = absl::ZeroDuration();
   absl::Duration lease_ = kDefaultLease;
+  absl::Duration progress_interval_ = kProgressInterval;
 };
 
 }  // namespace quern::worker

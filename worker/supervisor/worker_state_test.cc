@@ -106,22 +106,37 @@ TEST_F(WorkerStateTest, IdleWorkerLongPolls) {
   EXPECT_EQ(state_.CallTimeout(), WorkerState::kLongPoll);
 }
 
-TEST_F(WorkerStateTest, CoordinatorSaysWhenToCallAgain) {
+TEST_F(WorkerStateTest, LongPollOfABusyWorkerIsGivenUpAfterTwiceTheCoordinatorsInterval) {
+  StartOne();
   SynchronizeResponse response;
-  response.mutable_next_call()->set_seconds(7);
+  response.mutable_next_call()->set_seconds(3);
+  response.mutable_lease()->set_seconds(30);
+  Want(&response, 1, false);
   Exchange(response);
-  EXPECT_EQ(state_.NextCall(), now_ + absl::Seconds(7));
+  now_ = state_.NextCall();
+  ASSERT_TRUE(Call().may_wait());
+  EXPECT_EQ(state_.NextCall(), now_ + absl::Seconds(6));
 }
 
-TEST_F(WorkerStateTest, BusyWorkerCallsWithinAThirdOfTheLease) {
+TEST_F(WorkerStateTest, LongPollOfABusyWorkerIsGivenUpAfterAThirdOfTheLease) {
+  StartOne();
   SynchronizeResponse response;
   response.mutable_next_call()->set_seconds(100);
   response.mutable_lease()->set_seconds(30);
-  Want(&response, 1);
-  Exchange(response);
   Want(&response, 1, false);
   Exchange(response);
+  now_ = state_.NextCall();
+  ASSERT_TRUE(Call().may_wait());
   EXPECT_EQ(state_.NextCall(), now_ + absl::Seconds(10));
+}
+
+TEST_F(WorkerStateTest, CoordinatorThatHoldsNoCallsIsNotHammered) {
+  Exchange();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(state_.NextCall(), now_ + WorkerState::kMinInterval);
+    now_ = state_.NextCall();
+    Exchange();
+  }
 }
 
 TEST_F(WorkerStateTest, AvailableTimeShrinks) {
@@ -262,7 +277,7 @@ TEST_F(WorkerStateTest, LongPollOfABusyWorkerIsRenewedWithProgress) {
   AttemptStatus progress = Event(1, AttemptStatus::RUNNING);
   progress.set_bytes_read(7);
   state_.OnEvent(progress);
-  EXPECT_EQ(state_.NextCall(), now_ + WorkerState::kProgressInterval);
+  EXPECT_EQ(state_.NextCall(), now_ + 2 * WorkerState::kProgressInterval);
   now_ = state_.NextCall();
   state_.CancelledCall(now_);
   const SynchronizeRequest request = Call();

@@ -1,0 +1,158 @@
+#include "worker/pipeline/task_context.h"
+
+#include <errno.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/byte_size.h"
+#include "base/digest.h"
+#include "base/status_macros.h"
+#include "base/task_memory.h"
+#include "quant/scheme.h"
+
+namespace quern::worker {
+namespace {
+
+// Reads and writes under way at once.
+constexpr unsigned kRingDepth = 64;
+
+absl::Status Changed(const quern::v1::SourceFile& file, absl::string_view what) {
+  return WithFailure(absl::FailedPreconditionError(
+                         absl::StrCat("source file ", file.path(), ": ", what, " since the job was planned; plan it again (--overwrite)")),
+                     quern::v1::SOURCE_CHANGED);
+}
+
+// Size, modification time and inode, where the plan has them.
+absl::Status CheckIdentity(const quern::v1::SourceFile& file, int fd) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoToStatus(errno, "stat", file.path());
+  if (static_cast<uint64_t>(info.st_size) != file.size()) {
+    return Changed(file, absl::StrCat("its size changed from ", file.size(), " to ", info.st_size));
+  }
+  const int64_t mtime_ns = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
+  if (file.mtime_ns() != 0 && mtime_ns != file.mtime_ns()) return Changed(file, "it was modified");
+  if (file.inode() != 0 && info.st_ino != file.inode()) return Changed(file, "it was replaced");
+  return absl::OkStatus();
+}
+
+absl::Status CheckHeader(const quern::v1::SourceFile& file, const SourceHandle& handle) {
+  if (file.header_sha256().empty()) return absl::OkStatus();
+  if (file.header_size() > handle.size) return Changed(file, "it is shorter than its header");
+  std::vector<char> buffer(std::min<uint64_t>(file.header_size(), kMiB));
+  Sha256 sha;
+  for (uint64_t offset = 0; offset < file.header_size(); offset += buffer.size()) {
+    const uint64_t size = std::min<uint64_t>(buffer.size(), file.header_size() - offset);
+    QUERN_RETURN_IF_ERROR(ReadExactly(handle.fd.get(), offset, buffer.data(), size, file.path()));
+    sha.Update(buffer.data(), size);
+  }
+  if (sha.Finish() != file.header_sha256()) return Changed(file, "its header changed");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TaskContext>> TaskContext::Create(const quern::v1::TaskSpec& spec, const TaskOptions& options,
+                                                                 TaskControl* control) {
+  const uint64_t needed = std::max(kMinimumTaskMemory, spec.minimum_memory());
+  if (options.memory < needed) {
+    return WithFailure(absl::ResourceExhaustedError(absl::StrCat("the task needs a buffer pool of ", FormatByteSize(needed), ", not ",
+                                                                 FormatByteSize(options.memory), ": give the worker more --memory")),
+                       quern::v1::MEMORY_TOO_SMALL, needed);
+  }
+  std::unique_ptr<TaskContext> context(new TaskContext(spec, options, control));
+  QUERN_RETURN_IF_ERROR(context->Start());
+  return context;
+}
+
+absl::Status TaskContext::Start() {
+  began_ = absl::Now();
+  if (absl::StatusOr<std::unique_ptr<Uring>> uring = Uring::Create(kRingDepth); uring.ok()) {
+    uring_ = *std::move(uring);
+  } else if (options_.reader == ReaderMode::kDirect) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("io_uring is refused here, use --reader auto: ", std::string(uring.status().message())));
+  }
+  for (const quern::v1::SourceFile& file : spec_.source_files()) {
+    QUERN_ASSIGN_OR_RETURN(SourceHandle handle, Open(file.path()));
+    QUERN_RETURN_IF_ERROR(CheckIdentity(file, handle.fd.get()));
+    QUERN_RETURN_IF_ERROR(CheckHeader(file, handle));
+    sources_.push_back(std::move(handle));
+  }
+  QUERN_ASSIGN_OR_RETURN(pool_, BufferPool::Create(PoolLayout::For(options_.memory, spec_.has_write_shard())));
+  const PoolLayout& layout = pool_->layout();
+  input_ = std::make_unique<BufferRing>(pool_->input(), layout.input);
+  held_ = std::make_unique<BufferRing>(pool_->held(), layout.held);
+  // Pinning touches every page: only where the task would, too. Without it operations pin as they go.
+  if (uring_ != nullptr && spec_.bytes_to_read() + spec_.bytes_to_write() > 4 * layout.total()) {
+    if (spec_.bytes_to_read() > layout.input) uring_->Register(pool_->input(), layout.input);
+    if (spec_.bytes_to_write() > layout.output && layout.output > 0) uring_->Register(pool_->output(), layout.output);
+  }
+  QUERN_ASSIGN_OR_RETURN(reader_, NewSourceReader(options_.reader, uring_.get()));
+  engine_ = std::make_unique<Engine>(reader_.get(), input_.get(), std::max(options_.threads, 1), control_);
+  return absl::OkStatus();
+}
+
+TaskContext::~TaskContext() {
+  // The engine's threads use the output, and the output reports its errors to the engine.
+  if (engine_ != nullptr) engine_->Stop();
+  output_.reset();
+}
+
+absl::Status TaskContext::CreateOutput(uint64_t size) {
+  OutputFile::Options options;
+  options.path = options_.output_path;
+  options.size = size;
+  options.pool = pool_.get();
+  options.uring = uring_.get();
+  options.bytes_written = &control_->bytes_written;
+  options.on_error = [engine = engine_.get()](absl::Status status) { engine->Fail(std::move(status)); };
+  QUERN_ASSIGN_OR_RETURN(output_, OutputFile::Create(std::move(options)));
+  return absl::OkStatus();
+}
+
+absl::Status TaskContext::Reserve(uint64_t size) {
+  return engine_->WaitUntil([&](absl::Duration timeout) { return output_->Reserve(size, timeout); });
+}
+
+absl::StatusOr<SourceHandle> TaskContext::Open(const std::string& path) const {
+  const bool direct = uring_ != nullptr && (options_.reader == ReaderMode::kAuto || options_.reader == ReaderMode::kDirect);
+  return OpenSource(path, direct, options_.reader == ReaderMode::kDirect);
+}
+
+absl::Status TaskContext::CheckSourcesAgain() const {
+  for (int i = 0; i < spec_.source_files_size(); ++i) {
+    QUERN_RETURN_IF_ERROR(CheckIdentity(spec_.source_files(i), sources_[i].fd.get()));
+  }
+  return absl::OkStatus();
+}
+
+void TaskContext::FillResult(quern::v1::TaskResult* result) const {
+  result->set_bytes_read(control_->bytes_read);
+  result->set_bytes_written(control_->bytes_written);
+  result->set_kernel_target(quant::KernelTarget());
+  result->set_reader(std::string(reader_->name()));
+  rusage usage = {};
+  if (getrusage(RUSAGE_SELF, &usage) == 0) result->set_peak_rss(static_cast<uint64_t>(usage.ru_maxrss) * kKiB);
+  quern::v1::StageTimes* times = result->mutable_times();
+  const Engine::Times engine = engine_->times();
+  times->set_read_seconds(engine.read_seconds);
+  times->set_compute_seconds(engine.compute_seconds);
+  times->set_read_stall_seconds(engine.read_stall_seconds);
+  times->set_compute_stall_seconds(engine.compute_stall_seconds);
+  if (output_ != nullptr) {
+    const OutputFile::Times output = output_->times();
+    times->set_write_seconds(output.write_seconds);
+    times->set_hash_seconds(output.hash_seconds);
+    times->set_write_stall_seconds(output.stall_seconds);
+  }
+  times->set_wall_seconds(absl::ToDoubleSeconds(absl::Now() - began_));
+}
+
+uint64_t TaskContext::largest_tile() const { return RoundDown(std::min(layout().input / 4, 8 * kMiB), kIoBlock); }
+uint64_t TaskContext::preferred_tile() const { return RoundDown(std::min(layout().input / 8, 4 * kMiB), kIoBlock); }
+
+}  // namespace quern::worker
