@@ -299,7 +299,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
       checkpoint.tensors_.push_back({i, &tensor});
     }
   }
-  for (const auto& [tensor, file] : layout.index.weight_map) {
+  for (const auto& entry : layout.index.weight_map) {
+    const std::string& tensor = entry.first;
+    const std::string& file = entry.second;
     const TensorLocation* location = checkpoint.Find(tensor);
     if (location != nullptr && checkpoint.shards_[location->shard].name == file) continue;
     const bool opened = std::any_of(checkpoint.shards_.begin(), checkpoint.shards_.end(), [&](const Shard& s) { return s.name == file; });

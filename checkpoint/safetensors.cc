@@ -108,17 +108,16 @@ absl::Status ReadTensor(JsonCursor& cursor, uint64_t data_size, TensorInfo* tens
   tensor->dtype = *dtype;
   tensor->begin = range->first;
   tensor->end = range->second;
-  const std::string what =
-      absl::StrCat(DTypeName(*dtype), " ", ShapeText(tensor->shape), " with data_offsets [", tensor->begin, ",", tensor->end, "]");
-  if (tensor->end < tensor->begin) return cursor.ErrorAt(absl::StrCat(what, " ends before it begins"), start);
-  if (tensor->end > data_size) {
-    return cursor.ErrorAt(absl::StrCat(what, " goes past the end of the file, which has ", data_size, " bytes of data"), start);
-  }
+  const auto error = [&](absl::string_view problem) {
+    return cursor.ErrorAt(absl::StrCat(DTypeName(tensor->dtype), " ", ShapeText(tensor->shape), " with data_offsets [", tensor->begin, ",",
+                                       tensor->end, "]", problem),
+                          start);
+  };
+  if (tensor->end < tensor->begin) return error(" ends before it begins");
+  if (tensor->end > data_size) return error(absl::StrCat(" goes past the end of the file, which has ", data_size, " bytes of data"));
   absl::StatusOr<uint64_t> bytes = TensorBytes(*dtype, tensor->shape);
-  if (!bytes.ok()) return cursor.ErrorAt(absl::StrCat(what, ": ", bytes.status().message()), start);
-  if (*bytes != tensor->bytes()) {
-    return cursor.ErrorAt(absl::StrCat(what, " needs ", *bytes, " bytes and has ", tensor->bytes()), start);
-  }
+  if (!bytes.ok()) return error(absl::StrCat(": ", bytes.status().message()));
+  if (*bytes != tensor->bytes()) return error(absl::StrCat(" needs ", *bytes, " bytes and has ", tensor->bytes()));
   return absl::OkStatus();
 }
 

@@ -40,9 +40,9 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeigh
 // Decodes all tiles; the bytes are laid out as the weight's.
 absl::StatusOr<std::string> DecodeWeight(const Scheme& scheme, const TestWeight& weight, EncodedWeight& encoded, const Tiling& tiling);
 
-// Seeded values with outliers, zeros of both signs, groups of zeros, subnormals, and magnitudes over `exponents` powers of two. Exact
-// integer arithmetic, so that every machine makes the same.
-TestWeight RandomWeight(DType dtype, Shape2D shape, uint64_t seed, int exponents = 12);
+// Seeded bell-shaped values whose rows differ by up to 12 powers of two; with `unusual` also outliers, zeros of both signs, groups of zeros and
+// rows of subnormals. Exact integer arithmetic, so that every machine makes the same.
+TestWeight RandomWeight(DType dtype, Shape2D shape, uint64_t seed, bool unusual = true);
 
 // SHA-256 over the regions and the raw error figures, in hexadecimal.
 std::string DigestOf(const EncodedWeight& encoded);

@@ -20,8 +20,8 @@ std::string NaturalKey(absl::string_view name);
 // The name with every number replaced by "#": "model.layers.#.mlp.up_proj".
 std::string NameTemplate(absl::string_view name);
 
-// Lines that stand for all of `names`: names that differ in their numbers only share one, with the numbers as ranges and how many names it stands
-// for: "model.layers.{0-3,7}.mlp.up_proj (5 modules)". In the order of the first of each.
+// Lines that stand for all of `names`: names that differ in their numbers only share one, with the numbers as ranges and how many names it
+// stands for: "model.layers.{0-3,7}.mlp.up_proj (5 modules)". In the order of the first of each.
 std::vector<std::string> SummarizeNames(const std::vector<std::string>& names);
 
 }  // namespace quern::daemon

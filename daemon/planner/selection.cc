@@ -42,18 +42,27 @@ bool IsWeightDType(DType dtype) { return dtype == DType::kBF16 || dtype == DType
 
 // Parameters that only a quantized module has.
 bool IsQuantizedParameter(absl::string_view parameter) {
-  static constexpr absl::string_view kNames[] = {"weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
-                                                 "weight_zero_point", "weight_g_idx", "qweight", "qzeros", "scales", "scale"};
+  static constexpr absl::string_view kNames[] = {"weight_packed",
+                                                 "weight_scale",
+                                                 "weight_scale_inv",
+                                                 "weight_scale_2",
+                                                 "weight_global_scale",
+                                                 "weight_zero_point",
+                                                 "weight_g_idx",
+                                                 "weight_shape",
+                                                 "qweight",
+                                                 "qzeros",
+                                                 "scales",
+                                                 "scale"};
   return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
 }
 
-Candidate Classify(const SelectedModule& module, const checkpoint::Checkpoint& checkpoint,
-                   const std::vector<checkpoint::ModuleIdentity>& identities) {
+Candidate Classify(const SelectedModule& module, const checkpoint::Checkpoint& checkpoint, const std::vector<bool>& quantized) {
   Candidate candidate;
   const Role role = module.identity.role;
   for (size_t tensor : module.tensors) {
     const TensorInfo& info = *checkpoint.tensors()[tensor].info;
-    if (IsQuantizedParameter(identities[tensor].parameter)) candidate.form = Form::kQuantized;
+    if (quantized[tensor]) candidate.form = Form::kQuantized;
     if (info.shape.size() >= 3 && role == Role::kRoutedExperts && candidate.form == Form::kOther) candidate.form = Form::kStack;
   }
   const TensorInfo& first = *checkpoint.tensors()[module.matrix.value_or(module.tensors.front())].info;
@@ -77,11 +86,11 @@ Candidate Classify(const SelectedModule& module, const checkpoint::Checkpoint& c
 // A pattern with what it matched.
 struct Counted {
   const Pattern* pattern;
-  std::string scheme;      // of targets
-  uint64_t raw = 0;        // modules whose name or role it matches
-  uint64_t matches = 0;    // ignore: modules that it keeps; target: modules that its group quantizes
-  uint64_t ignored = 0;    // target: modules that the user's ignore took
-  uint64_t by_default = 0; // target: modules that the default ignore took
+  std::string scheme;       // of targets
+  uint64_t raw = 0;         // modules whose name or role it matches
+  uint64_t matches = 0;     // ignore: modules that it keeps; target: modules that its group quantizes
+  uint64_t ignored = 0;     // target: modules that the user's ignore took
+  uint64_t by_default = 0;  // target: modules that the default ignore took
   std::string by_default_example;
   std::vector<std::string> examples;
 
@@ -112,11 +121,13 @@ class Selector {
     CheckSources();
     KeepOrRefuseMisfits();
     CheckFusedSets();
-    if (problems_.empty() && std::none_of(modules().begin(), modules().end(), [](const SelectedModule& m) { return m.scheme != nullptr; })) {
+    if (problems_.empty() &&
+        std::none_of(modules().begin(), modules().end(), [](const SelectedModule& m) { return m.scheme != nullptr; })) {
       problems_.push_back("the recipe leaves nothing to quantize");
     }
     if (!problems_.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(checkpoint_.directory(), ": ", problems_.size() == 1 ? "" : absl::StrCat(problems_.size(), " problems:\n"),
+      return absl::InvalidArgumentError(absl::StrCat(checkpoint_.directory(), ": ",
+                                                     problems_.size() == 1 ? "" : absl::StrCat(problems_.size(), " problems:\n"),
                                                      absl::StrJoin(problems_, "\n")));
     }
     for (const Counted& counted : ignores_) selection_.patterns.push_back(ToProto(counted, "ignore"));
@@ -146,36 +157,22 @@ class Selector {
     const auto& tensors = checkpoint_.tensors();
     absl::flat_hash_map<std::string, size_t> by_name;
     by_name.reserve(tensors.size());
-    std::vector<checkpoint::ModuleIdentity> identities(tensors.size());
+    modules().reserve(tensors.size());
+    std::vector<bool> quantized(tensors.size());  // tensors that only a module in a quantized format has
     for (size_t i = 0; i < tensors.size(); ++i) {
       const TensorInfo& info = *tensors[i].info;
-      if (const std::string why = DropReason(tensors[i]); !why.empty()) {
-        selection_.dropped.emplace_back(i, why);
-        continue;
-      }
-      identities[i] = family.Identify(info.name, checkpoint_.config());
-      const auto [entry, added] = by_name.try_emplace(identities[i].module, modules().size());
-      if (added) {
-        modules().emplace_back();
-        modules().back().identity = identities[i];
-      }
+      checkpoint::ModuleIdentity identity = family.Identify(info.name, checkpoint_.config());
+      quantized[i] = IsQuantizedParameter(identity.parameter);
+      const auto [entry, added] = by_name.try_emplace(identity.module, modules().size());
+      if (added) modules().emplace_back();
       SelectedModule& module = modules()[entry->second];
       module.tensors.push_back(i);
-      if (identities[i].parameter == "weight") {
-        module.identity = identities[i];
-        if (info.shape.size() == 2) module.matrix = i;
-      }
+      const bool weight = identity.parameter == "weight";
+      if (weight && info.shape.size() == 2) module.matrix = i;
+      if (added || weight) module.identity = std::move(identity);
     }
     candidates_.reserve(modules().size());
-    for (const SelectedModule& module : modules()) candidates_.push_back(Classify(module, checkpoint_, identities));
-  }
-
-  // A tensor that several shards hold is taken from the one that the index names.
-  std::string DropReason(const checkpoint::TensorLocation& location) const {
-    const auto& map = checkpoint_.index().weight_map;
-    const auto named = map.find(location.info->name);
-    if (named == map.end() || named->second == checkpoint_.shards()[location.shard].name) return "";
-    return absl::StrCat("the index takes it from ", named->second);
+    for (const SelectedModule& module : modules()) candidates_.push_back(Classify(module, checkpoint_, quantized));
   }
 
   void Decide(size_t index) {
@@ -231,8 +228,9 @@ class Selector {
         if (counted.raw == 0) {
           problems_.push_back(absl::StrCat("target \"", text, "\" matches no module", Hint(*counted.pattern)));
         } else if (counted.by_default > 0) {
-          problems_.push_back(absl::StrCat("target \"", text, "\" matches only what is not quantized by default, for example ",
-                                           counted.by_default_example, "; only 2-D weights can be quantized, and routers, embeddings and lm_head only when named exactly or by role"));
+          problems_.push_back(
+              absl::StrCat("target \"", text, "\" matches only what is not quantized by default, for example ", counted.by_default_example,
+                           "; only 2-D weights can be quantized, and routers, embeddings and lm_head only when named exactly or by role"));
         } else {
           Warn(absl::StrCat("target \"", text, "\" quantizes nothing: of the ", counted.raw, " modules that it matches ", counted.ignored,
                             " are ignored and the rest is taken by earlier targets"));
@@ -258,7 +256,8 @@ class Selector {
       const std::string below = absl::StrCat(text, ".");
       for (const SelectedModule& module : modules()) {
         if (absl::StartsWith(module.identity.module, below)) return absl::StrCat("; everything below it is \"", below, "*\"");
-        if (absl::EndsWith(module.identity.module, absl::StrCat(".", text))) return absl::StrCat("; the names that end so are \"*.", text, "\"");
+        if (absl::EndsWith(module.identity.module, absl::StrCat(".", text)))
+          return absl::StrCat("; the names that end so are \"*.", text, "\"");
         if (module.identity.transformers_name == text) return absl::StrCat("; the file's name of it is ", module.identity.module);
       }
     }
@@ -275,17 +274,20 @@ class Selector {
       if (candidates_[i].form == Form::kOther && chosen) not_matrices.push_back(name);
     }
     if (!targeted.empty()) {
-      problems_.push_back(absl::StrCat("modules that are to be quantized are stored in a quantized format already; give the checkpoint in BF16, F16 or F32:",
-                                       Listed(targeted)));
-    } else if (!quantized.empty()) {
       problems_.push_back(absl::StrCat(
-          "the checkpoint holds modules in a quantized format, which one quantization_config cannot describe beside new ones; give the checkpoint in BF16, F16 or F32:",
-          Listed(quantized)));
+          "modules that are to be quantized are stored in a quantized format already; give the checkpoint in BF16, F16 or F32:",
+          Listed(targeted)));
+    } else if (!quantized.empty()) {
+      problems_.push_back(
+          absl::StrCat("the checkpoint holds modules in a quantized format, which one quantization_config cannot describe beside new ones; "
+                       "give the checkpoint in BF16, F16 or F32:",
+                       Listed(quantized)));
     }
     if (!stacks.empty()) {
       const bool known = checkpoint::Family::For(checkpoint_.config()).known();
-      problems_.push_back(absl::StrCat("stacks of experts in one tensor cannot be cut into experts for model_type \"", checkpoint_.config().model_type, "\"",
-                                       known ? "" : ", whose layout is not known", "; save the checkpoint with one 2-D tensor an expert, or ignore them:", Listed(stacks)));
+      problems_.push_back(absl::StrCat("stacks of experts in one tensor cannot be cut into experts for model_type \"",
+                                       checkpoint_.config().model_type, "\"", known ? "" : ", whose layout is not known",
+                                       "; save the checkpoint with one 2-D tensor an expert, or ignore them:", Listed(stacks)));
     }
     if (!copied_stacks.empty()) {
       Warn(absl::StrCat("stacks of experts are copied as they are:", Listed(copied_stacks)));
@@ -356,8 +358,8 @@ class Selector {
       for (const auto& [why, names] : misfits) {
         for (const std::string& line : SummarizeNames(names)) lines.push_back(absl::StrCat(line, " ", why));
       }
-      problems_.push_back(absl::StrCat("weights that the scheme does not fit; choose another group size, ignore them, or set non_divisible: keep:",
-                                       ListedLines(lines)));
+      problems_.push_back(absl::StrCat(
+          "weights that the scheme does not fit; choose another group size, ignore them, or set non_divisible: keep:", ListedLines(lines)));
     }
     // What is used as one with a kept module is kept too.
     for (size_t i = 0; i < modules().size() && !kept_sets.empty(); ++i) {
@@ -403,7 +405,8 @@ class Selector {
     std::sort(lines.begin(), lines.end());
     std::vector<std::string> texts;
     for (auto& [first, text] : lines) texts.push_back(std::move(text));
-    problems_.push_back(absl::StrCat("modules that inference engines use as one would differ in their scheme; target or ignore them together:", ListedLines(texts)));
+    problems_.push_back(absl::StrCat(
+        "modules that inference engines use as one would differ in their scheme; target or ignore them together:", ListedLines(texts)));
   }
 
   void Warn(std::string text) { selection_.warnings.push_back(std::move(text)); }
@@ -411,7 +414,7 @@ class Selector {
   const checkpoint::Checkpoint& checkpoint_;
   const Recipe& recipe_;
   Selection selection_;
-  std::vector<Candidate> candidates_;  // of modules
+  std::vector<Candidate> candidates_;          // of modules
   std::vector<const quant::Scheme*> schemes_;  // of groups
   std::vector<Counted> ignores_;
   std::vector<std::vector<Counted>> targets_;  // of groups

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,24 +18,23 @@
 namespace quern::daemon {
 
 struct SelectedModule {
-  checkpoint::ModuleIdentity identity;  // of its weight, or of its first tensor
-  std::vector<size_t> tensors;          // indices into Checkpoint::tensors()
-  std::optional<size_t> matrix;         // the tensor that is its 2-D ".weight", whatever its dtype
+  checkpoint::ModuleIdentity identity;    // of its weight, or of its first tensor
+  std::vector<size_t> tensors;            // indices into Checkpoint::tensors()
+  std::optional<size_t> matrix;           // the tensor that is its 2-D ".weight", whatever its dtype
   const quant::Scheme* scheme = nullptr;  // null: copied
-  std::string reason;                   // the target that chose it, or why it is copied
+  std::string reason;                     // the target that chose it, or why it is copied
 };
 
 struct Selection {
   std::vector<SelectedModule> modules;  // in the order of their first tensors
   std::vector<quern::v1::PatternMatch> patterns;
   std::vector<std::string> warnings;
-  // Tensors that no output has.
-  std::vector<std::pair<size_t, std::string>> dropped;
 };
 
-// Precedence: the user's ignore; an exact name or role as target; the default ignore (what is no 2-D linear weight, routers, embeddings, lm_head); other
-// targets. The first group that matches wins. INVALID_ARGUMENT lists all that headers show to be wrong: targets that match nothing, weights that a
-// scheme does not fit, fused sets in which modules differ, weights that are quantized already, stacks of experts. Pure and CPU-bound.
+// Precedence: the user's ignore; an exact name or role as target; the default ignore (what is no 2-D linear weight, routers, embeddings,
+// lm_head); other targets. The first group that matches wins. INVALID_ARGUMENT lists all that headers show to be wrong: targets that match
+// nothing, weights that a scheme does not fit, fused sets in which modules differ, weights that are quantized already, stacks of experts.
+// Pure and CPU-bound.
 absl::StatusOr<Selection> SelectModules(const checkpoint::Checkpoint& checkpoint, const Recipe& recipe);
 
 }  // namespace quern::daemon

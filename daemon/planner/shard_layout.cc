@@ -39,7 +39,8 @@ Place PlaceOf(const checkpoint::ModuleIdentity& identity, const checkpoint::Mode
 }
 
 uint64_t HeaderEntryBound(absl::string_view name, size_t dimensions) {
-  // {"name":{"dtype":"F8_E4M3FNUZ","shape":[...],"data_offsets":[...]}}, numbers of at most 20 digits; every byte of the name may be escaped.
+  // {"name":{"dtype":"F8_E4M3FNUZ","shape":[...],"data_offsets":[...]}}, numbers of at most 20 digits; every byte of the name may be
+  // escaped.
   uint64_t escaped = 0;
   for (unsigned char c : name) escaped += c < 0x20 || c == '"' || c == '\\' || c >= 0x7f ? 6 : 1;
   return escaped + 64 + 21 * (dimensions + 2);

@@ -1,8 +1,8 @@
 // Distributes tensors over output shards.
 //
-// Blocks (a module, or a fused set) are never cut. They are ordered: what comes before the layers, the layers by number, what comes after; inside by
-// natural name. A shard is closed when the next layer would overflow it; a layer that is larger than a shard is cut between its blocks; a block that is
-// larger has a shard of its own. Sizes count the header. Pure.
+// Blocks (a module, or a fused set) are never cut. They are ordered: what comes before the layers, the layers by number, what comes after;
+// inside by natural name. A shard is closed when the next layer would overflow it; a layer that is larger than a shard is cut between its
+// blocks; a block that is larger has a shard of its own. Sizes count the header. Pure.
 #ifndef QUERN_DAEMON_PLANNER_SHARD_LAYOUT_H_
 #define QUERN_DAEMON_PLANNER_SHARD_LAYOUT_H_
 
@@ -33,8 +33,8 @@ Place PlaceOf(const checkpoint::ModuleIdentity& identity, const checkpoint::Mode
 
 struct LayoutBlock {
   Place place;
-  std::string natural_key;   // NaturalKey of its first module
-  uint64_t bytes = 0;        // of the tensors
+  std::string natural_key;  // NaturalKey of its first module
+  uint64_t bytes = 0;       // of the tensors
   uint64_t tensors = 0;
   uint64_t header_bytes = 0;  // sum of HeaderEntryBound
 };

@@ -37,7 +37,7 @@ void GroupCommitter::Run() {
       writes.insert(writes.end(), std::make_move_iterator(request.writes.begin()), std::make_move_iterator(request.writes.end()));
     }
     // After a failed commit nobody knows what is on disk: nothing later may be acknowledged.
-    if (broken.ok()) broken = commit_(writes);
+    if (broken.ok()) broken = commit_(std::move(writes));
     for (Request& request : batch) request.done(broken);
   }
 }

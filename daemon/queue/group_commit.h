@@ -16,7 +16,7 @@ namespace quern::daemon {
 class GroupCommitter {
  public:
   // Makes the writes durable, all or none, in their order. Runs on the writer thread and may block.
-  using Commit = std::function<absl::Status(const std::vector<StoreWrite>&)>;
+  using Commit = std::function<absl::Status(std::vector<StoreWrite>)>;
 
   explicit GroupCommitter(Commit commit);
   ~GroupCommitter();

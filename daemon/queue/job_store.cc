@@ -16,7 +16,7 @@ void AppendBigEndian(uint64_t value, int bytes, std::string* out) {
 
 class MemoryJobStore : public JobStore {
  public:
-  MemoryJobStore() : committer_([this](const std::vector<StoreWrite>& writes) { return Apply(writes); }) {}
+  MemoryJobStore() : committer_([this](std::vector<StoreWrite> writes) { return Apply(std::move(writes)); }) {}
 
   void Write(std::vector<StoreWrite> writes, std::function<void(absl::Status)> done) override {
     committer_.Write(std::move(writes), std::move(done));
@@ -45,12 +45,12 @@ class MemoryJobStore : public JobStore {
   }
 
  private:
-  absl::Status Apply(const std::vector<StoreWrite>& writes) {
+  absl::Status Apply(std::vector<StoreWrite> writes) {
     MutexLock lock(&mutex_);
-    for (const StoreWrite& write : writes) {
+    for (StoreWrite& write : writes) {
       switch (write.kind) {
         case StoreWrite::Kind::kPut:
-          values_[write.key] = write.value;
+          values_[write.key] = std::move(write.value);
           break;
         case StoreWrite::Kind::kDelete:
           values_.erase(write.key);

@@ -84,7 +84,7 @@ class RocksDbJobStore : public JobStore {
   RocksDbJobStore(std::string directory, std::unique_ptr<rocksdb::DB> db)
       : directory_(std::move(directory)),
         db_(std::move(db)),
-        committer_([this](const std::vector<StoreWrite>& writes) { return Commit(writes); }) {}
+        committer_([this](std::vector<StoreWrite> writes) { return Commit(std::move(writes)); }) {}
 
   void Write(std::vector<StoreWrite> writes, std::function<void(absl::Status)> done) override {
     committer_.Write(std::move(writes), std::move(done));
@@ -107,13 +107,14 @@ class RocksDbJobStore : public JobStore {
   }
 
  private:
-  absl::Status Commit(const std::vector<StoreWrite>& writes) {
+  absl::Status Commit(std::vector<StoreWrite> writes) {
     rocksdb::WriteBatch batch;
-    for (const StoreWrite& write : writes) {
+    for (StoreWrite& write : writes) {
       rocksdb::Status status;
       switch (write.kind) {
         case StoreWrite::Kind::kPut:
           status = batch.Put(write.key, write.value);
+          std::string().swap(write.value);  // the plan of a large job must not be in memory twice
           break;
         case StoreWrite::Kind::kDelete:
           status = batch.Delete(write.key);

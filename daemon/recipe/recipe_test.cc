@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 
 namespace quern::daemon {
@@ -89,7 +90,7 @@ numerics: precise
 )yaml"));
   ASSERT_EQ(recipe.groups.size(), 3u);
   EXPECT_EQ(recipe.groups[0].scheme.num_bits, 8);
-  EXPECT_EQ(recipe.groups[0].scheme.strategy, Strategy::kChannel);
+  EXPECT_EQ(recipe.groups[0].scheme.group_size, 128);
   EXPECT_EQ(recipe.groups[0].scheme_name, "W8A16");
   EXPECT_EQ(recipe.groups[1].scheme.num_bits, 3);
   EXPECT_EQ(recipe.groups[1].scheme.group_size, 64);
@@ -263,7 +264,7 @@ TEST(Recipe, CanonicalText) {
 
 TEST(Recipe, NumberOfPatternsIsBounded) {
   std::string yaml = "scheme: W4A16\nignore: [";
-  for (int i = 0; i < 5000; ++i) yaml += "m" + std::to_string(i) + ",";
+  for (int i = 0; i < 5000; ++i) absl::StrAppend(&yaml, "m", i, ",");
   EXPECT_THAT(Parse(yaml + "]"), StatusIs(kInvalid, HasSubstr("5001 patterns")));
 }
 

@@ -9,7 +9,6 @@
 #include <optional>
 #include <sstream>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace quern::daemon {
@@ -49,7 +48,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   void Add(const YAML::Mark& mark, YamlNode::Kind kind, const std::string& tag, const std::string& value) {
     if (++nodes_ > kMaxRecipeNodes) throw YAML::ParserException(mark, absl::StrCat("more than ", kMaxRecipeNodes, " values"));
-    if (!tag.empty() && tag != "?" && tag != "!" && !absl::StartsWith(tag, "tag:yaml.org,2002:")) {
+    if (!tag.empty() && tag != "?" && tag != "!") {
       throw YAML::ParserException(mark, absl::StrCat("the tag ", tag, " is not supported"));
     }
     if (!open_.empty() && open_.back().node.kind == YamlNode::Kind::kMap && !open_.back().key.has_value()) {

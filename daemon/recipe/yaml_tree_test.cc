@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 
 namespace quern::daemon {
@@ -47,7 +48,7 @@ TEST(YamlTree, SizeIsBounded) {
   for (size_t i = 0; i <= kMaxRecipeNodes; ++i) many += "1,";
   EXPECT_THAT(ParseYaml(many + "]"), StatusIs(kInvalid, HasSubstr("values")));
   std::string keys;
-  for (size_t i = 0; i <= kMaxRecipeKeys; ++i) keys += "k" + std::to_string(i) + ": 1\n";
+  for (size_t i = 0; i <= kMaxRecipeKeys; ++i) absl::StrAppend(&keys, "k", i, ": 1\n");
   EXPECT_THAT(ParseYaml(keys), StatusIs(kInvalid, HasSubstr("keys in one mapping")));
 }
 

@@ -36,13 +36,7 @@ void ObserveRows(const IntegerTile& tile, scalar::Range* ranges) {
 template <class D>
 void AddRowErrors(const IntegerTile& tile, const unsigned char* decoded, int64_t decoded_stride, RowError* errors) {
   for (int64_t row = 0; row < tile.rows; ++row) {
-    const unsigned char* elements = tile.elements + row * tile.element_stride;
-    const unsigned char* values = decoded + row * decoded_stride;
-    for (int64_t i = 0; i < tile.columns; ++i) {
-      const typename D::Bits bits = scalar::LoadElement<D>(elements, i);
-      if (!D::IsFinite(bits)) ++errors[row].nonfinite;
-      scalar::AddError(errors[row], i, D::ToFloat(scalar::ReplaceNonfinite<D>(bits)), D::ToFloat(scalar::LoadElement<D>(values, i)));
-    }
+    scalar::AddErrorsOfPiece<D>(tile.elements + row * tile.element_stride, decoded + row * decoded_stride, tile.columns, errors[row]);
   }
 }
 

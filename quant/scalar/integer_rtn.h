@@ -180,6 +180,14 @@ QUERN_HOST_DEVICE inline Problem EncodePiece(const IntegerFormat& format, const 
   return {};
 }
 
+// The stored zero point of a group: an unsigned code, offset like those of the weights.
+QUERN_HOST_DEVICE inline uint32_t ZeroPointCode(const RowOutput& in, int64_t index, int bits) {
+  uint32_t words[2] = {};
+  memcpy(&words[0], in.zero_points + index * 4, sizeof words[0]);
+  if (in.zero_points_next != nullptr) memcpy(&words[1], in.zero_points_next + index * 4, sizeof words[1]);
+  return static_cast<uint32_t>((uint64_t{words[1]} << 32 | words[0]) >> in.zero_point_shift) & ((1u << bits) - 1);
+}
+
 // The inverse: writes `columns` decoded elements. Reads what EncodePiece writes.
 template <class D>
 QUERN_HOST_DEVICE inline void DecodePiece(const IntegerFormat& format, const RowOutput& in, int64_t columns, int64_t group,
@@ -189,11 +197,7 @@ QUERN_HOST_DEVICE inline void DecodePiece(const IntegerFormat& format, const Row
     GroupParameters parameters;
     parameters.scale = D::ToFloat(LoadElement<D>(in.scales, index));
     if (!format.symmetric) {
-      uint32_t words[2] = {};
-      memcpy(&words[0], in.zero_points + index * 4, 4);
-      if (in.zero_points_next != nullptr) memcpy(&words[1], in.zero_points_next + index * 4, 4);
-      const uint64_t word = (uint64_t{words[1]} << 32 | words[0]) >> in.zero_point_shift;
-      const uint32_t code = static_cast<uint32_t>(word) & ((1u << format.bits) - 1);
+      const uint32_t code = ZeroPointCode(in, index, format.bits);
       parameters.zero_point = static_cast<float>(static_cast<int32_t>(code) - static_cast<int32_t>(format.Offset()));
     }
     for (int64_t i = begin; i < begin + group; ++i) {
@@ -201,6 +205,18 @@ QUERN_HOST_DEVICE inline void DecodePiece(const IntegerFormat& format, const Row
       const Bits bits = D::FromFloat(Dequantize<D>(parameters, static_cast<float>(code)));
       memcpy(elements + i * static_cast<int64_t>(sizeof bits), &bits, sizeof bits);
     }
+  }
+}
+
+// Adds the errors of `columns` elements that begin at a multiple of 16 columns of their row. Non-finite sources are measured as their
+// replacement and counted.
+template <class D>
+QUERN_HOST_DEVICE inline void AddErrorsOfPiece(const unsigned char* source, const unsigned char* decoded, int64_t columns,
+                                               RowError& error) {
+  for (int64_t i = 0; i < columns; ++i) {
+    const typename D::Bits bits = LoadElement<D>(source, i);
+    if (!D::IsFinite(bits)) ++error.nonfinite;
+    AddError(error, i, D::ToFloat(ReplaceNonfinite<D>(bits)), D::ToFloat(LoadElement<D>(decoded, i)));
   }
 }
 

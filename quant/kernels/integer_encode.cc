@@ -1,0 +1,405 @@
+// Encoding of integer tiles: what scalar::EncodePiece defines, in vectors.
+//
+// A row is worked off in chunks of groups: first the range of every group, then the parameters of many groups at once, then the codes and
+// errors. A chunk with anything unusual (a non-finite element, a range that overflows, an extreme scale) goes to the scalar definition.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "quant/kernels/integer_encode.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "quant/kernels/integer_tile.h"
+#include "quant/kernels/units-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace quern::quant {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR
+
+scalar::Problem EncodeTile(const IntegerTile& tile, const EncodeOptions& options) { return EncodeScalar(tile, options); }
+void ObserveTile(const IntegerTile& tile, scalar::Range* ranges) { ObserveScalar(tile, ranges); }
+
+#else
+
+constexpr int kChunkGroups = 64;
+constexpr int64_t kChunkColumns = 4096;
+
+// Ranges of pieces of rows. Elements order as integers: the positive ones as signed, the negative ones, by magnitude, as unsigned; Inf and
+// NaN are beyond all finite values. So the largest signed and the largest unsigned integer are the largest element and the smallest one (or
+// no negative one at all). A piece is brought to 16 bytes of candidates each first; the candidates of many pieces are then compared at
+// once.
+struct Candidates {
+  alignas(64) uint32_t high[4 * kChunkGroups];
+  alignas(64) uint32_t low[4 * kChunkGroups];
+};
+
+// The larger half, down to 16 bytes.
+template <class V, class Tag>
+HWY_INLINE auto ReduceToBlock(Tag d, V v) {
+  if constexpr (hn::MaxLanes(d) * sizeof(hn::TFromD<Tag>) == 16) {
+    return v;
+  } else {
+    const hn::Half<Tag> half;
+    return ReduceToBlock(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+template <class D>
+HWY_INLINE void FindCandidates(const unsigned char* elements, int64_t columns, uint32_t* high, uint32_t* low) {
+  using Lane = typename Elements<D>::Lane;
+  using Bits = typename D::Bits;
+  const hn::CappedTag<Lane, 64 / sizeof(Lane)> di;
+  const hn::RebindToUnsigned<decltype(di)> du;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(di));
+  auto largest = hn::Zero(di);
+  auto smallest = hn::Zero(du);
+  const Lane* at = reinterpret_cast<const Lane*>(elements);
+  int64_t i = 0;
+  const auto extend = [&](auto lane) HWY_ATTR {
+    largest = hn::Max(largest, lane);
+    smallest = hn::Max(smallest, hn::BitCast(du, lane));
+  };
+  for (; i + lanes <= columns; i += lanes) extend(hn::LoadU(di, at + i));
+  if (i < columns) {
+    alignas(64) Bits rest[64 / sizeof(Bits)] = {};
+    memcpy(rest, at + i, static_cast<size_t>(columns - i) * sizeof(Bits));
+    extend(hn::Load(di, reinterpret_cast<const Lane*>(rest)));
+  }
+  const hn::CappedTag<uint32_t, 4> block;
+  hn::Store(hn::BitCast(block, ReduceToBlock(di, largest)), block, high);
+  hn::Store(hn::BitCast(block, ReduceToBlock(du, smallest)), block, low);
+}
+
+// The largest (signed or unsigned) candidates of as many pieces as a vector has lanes, moved to the top of 32 bits.
+template <class D, class Tag>
+HWY_INLINE VU LargestCandidates(Tag, const uint32_t* candidates) {
+  using Lane = hn::TFromD<Tag>;
+  const hn::Repartition<Lane, DU> d;
+  VU v0, v1, v2, v3;
+  hn::LoadInterleaved4(DU(), candidates, v0, v1, v2, v3);
+  const auto largest = hn::Max(hn::Max(hn::BitCast(d, v0), hn::BitCast(d, v1)), hn::Max(hn::BitCast(d, v2), hn::BitCast(d, v3)));
+  if constexpr (sizeof(Lane) == 4) {
+    return hn::BitCast(DU(), largest);
+  } else {
+    const VU low_half = hn::ShiftLeft<16>(hn::BitCast(DU(), largest));
+    return hn::And(hn::BitCast(DU(), hn::Max(largest, hn::BitCast(d, low_half))), hn::Set(DU(), 0xFFFF0000u));
+  }
+}
+
+// Largest and smallest element (and zero) of the pieces from `index`, a multiple of the vector's lanes. Non-finite ones give values beyond
+// the finite ones of D, or NaN.
+template <class D>
+HWY_INLINE void RangesOf(const Candidates& candidates, int index, VF& high, VF& low) {
+  using Lane = typename Elements<D>::Lane;
+  const VU largest = LargestCandidates<D>(hn::CappedTag<Lane, 64 / sizeof(Lane)>(), candidates.high + 4 * index);
+  const VU smallest = LargestCandidates<D>(hn::CappedTag<std::make_unsigned_t<Lane>, 64 / sizeof(Lane)>(), candidates.low + 4 * index);
+  high = Elements<D>::FromTop(largest);
+  low = Elements<D>::FromTop(hn::And(smallest, hn::BitCast(DU(), hn::BroadcastSignBit(hn::BitCast(DI(), smallest)))));
+}
+
+// Joins the low b bits of 8 bytes.
+HWY_INLINE uint64_t JoinCodes(uint64_t codes, int bits) {
+  codes = (codes & 0x00FF00FF00FF00FF) | ((codes & 0xFF00FF00FF00FF00) >> (8 - bits));
+  codes = (codes & 0x0000FFFF0000FFFF) | ((codes & 0xFFFF0000FFFF0000) >> (16 - 2 * bits));
+  return (codes & 0x00000000FFFFFFFF) | ((codes & 0xFFFFFFFF00000000) >> (32 - 4 * bits));
+}
+
+// Writes the codes (low 8 bits of each lane) of a unit: `bits` words.
+HWY_INLINE void PackUnit(const VU* even, const VU* odd, int bits, unsigned char* packed) {
+  const hn::Rebind<uint8_t, DU> d8;
+  const hn::Rebind<uint16_t, DU> d16;
+  if (bits == 4) {
+    for (int pair = 0; pair < kPairs; ++pair) {
+      hn::StoreU(hn::TruncateTo(d8, hn::Or(even[pair], hn::ShiftLeft<4>(odd[pair]))), d8, packed + pair * kFloats);
+    }
+    return;
+  }
+  alignas(64) uint16_t joined[kUnit / 2];
+  for (int pair = 0; pair < kPairs; ++pair) {
+    hn::StoreU(hn::TruncateTo(d16, hn::Or(even[pair], hn::ShiftLeft<8>(odd[pair]))), d16, joined + pair * kFloats);
+  }
+  if (bits == 8) {
+    memcpy(packed, joined, sizeof joined);
+    return;
+  }
+  unsigned char words[kUnit + 8];
+  for (int block = 0; block < 4; ++block) {
+    uint64_t codes;
+    memcpy(&codes, joined + 4 * block, sizeof codes);
+    codes = JoinCodes(codes, bits);
+    memcpy(words + block * bits, &codes, sizeof codes);
+  }
+  memcpy(packed, words, 4 * bits);
+}
+
+template <class D, bool kSymmetric, bool kPrecise>
+class RowEncoder {
+ public:
+  RowEncoder(const IntegerTile& tile, const EncodeOptions& options)
+      : format_(tile.format), replace_(options.replace_nonfinite), group_(tile.group) {}
+
+  // Encodes one row; `fixed` is null or the range of its only group.
+  HWY_INLINE scalar::Problem Encode(const unsigned char* elements, int64_t columns, const scalar::Range* fixed, scalar::RowOutput out,
+                                    RowError& error) {
+    // One group may be long and end anywhere; several are whole units.
+    const int64_t step = group_ == columns ? columns : group_ * HWY_MAX(1, HWY_MIN(int64_t{kChunkGroups}, kChunkColumns / group_));
+    const RowConstants row = ConstantsOfRow();
+    RowSums sums;
+    sums.Load(error);
+    for (int64_t begin = 0; begin < columns; begin += step) {
+      const int64_t size = HWY_MIN(step, columns - begin);
+      const int groups = static_cast<int>(size / group_);
+      const unsigned char* piece = elements + begin * kBytes;
+      const bool usual = Prepare(piece, groups, fixed);
+      if (usual) {
+        WriteParameters(groups, out);
+        for (int index = 0; index < groups; ++index) {
+          EncodeGroup(row, piece + index * group_ * kBytes, index, out.packed + index * group_ * row.bits / 8, sums);
+        }
+      } else {
+        sums.Store(error);
+        scalar::Problem problem = scalar::EncodePiece<D>(format_, piece, size, group_, fixed, replace_, out, error);
+        if (problem.kind != scalar::Problem::kNone) {
+          problem.column += begin;
+          return problem;
+        }
+        sums.Load(error);
+      }
+      out.packed += size * format_.bits / 8;
+      out.scales += groups * kBytes;
+      if (!kSymmetric) {
+        out.zero_points += groups * 4;
+        if (out.zero_points_next != nullptr) out.zero_points_next += groups * 4;
+      }
+    }
+    sums.Store(error);
+    return {};
+  }
+
+ private:
+  static constexpr int64_t kBytes = sizeof(typename D::Bits);
+  // For BF16 values x and s, x * (1/s) rounds to the same BF16 value as x / s, as long as nothing is near the ends of the exponents.
+  static constexpr bool kReciprocal = std::is_same_v<D, scalar::Bf16> && !kPrecise;
+
+  static HWY_INLINE VF Round(VF value) { return kPrecise ? value : Elements<D>::Round(value); }
+
+  // Computes the parameters of `groups` groups. False when the scalar definition has to take the chunk.
+  HWY_INLINE bool Prepare(const unsigned char* piece, int groups, const scalar::Range* fixed) {
+    for (int index = 0; index < groups; ++index) {
+      FindCandidates<D>(piece + index * group_ * kBytes, group_, candidates_.high + 4 * index, candidates_.low + 4 * index);
+    }
+    const DF df;
+    const VF zero = hn::Zero(df);
+    const VF steps = hn::Set(df, static_cast<float>((1 << format_.bits) - 1));
+    const VF half_steps = hn::Set(df, static_cast<float>((1 << format_.bits) - 1) / 2);
+    const VF minimum = hn::Set(df, format_.Min());
+    const VF maximum = hn::Set(df, format_.Max());
+    const VF largest = hn::Set(df, D::kLargest);
+    const VF magic = hn::Set(df, 0x1.8p23f);
+    for (int index = 0; index < groups; index += kFloats) {
+      const auto lanes = hn::FirstN(df, static_cast<size_t>(groups - index));
+      VF high, low;
+      RangesOf<D>(candidates_, index, high, low);
+      high = hn::IfThenElseZero(lanes, high);
+      low = hn::IfThenElseZero(lanes, low);
+      auto usual = hn::And(hn::Le(high, largest), hn::Ge(low, hn::Neg(largest)));
+      if (fixed != nullptr) {
+        high = hn::Set(df, fixed->high);
+        low = hn::Set(df, fixed->low);
+      }
+      VF scale, zero_point = zero;
+      if constexpr (kSymmetric) {
+        scale = Elements<D>::Round(hn::Div(hn::Max(hn::Neg(low), high), half_steps));
+      } else {
+        const VF width = Round(hn::Sub(high, low));
+        usual = hn::And(usual, hn::Le(width, hn::Set(df, kPrecise ? scalar::F32::kLargest : D::kLargest)));
+        scale = Elements<D>::Round(hn::Div(width, steps));
+        zero_point = Round(hn::Sub(minimum, Round(hn::Div(low, scale))));
+        zero_point = hn::IfThenElseZero(hn::Eq(zero_point, zero_point), zero_point);  // NaN, of 0/0, becomes 0
+        zero_point = hn::Min(hn::Max(zero_point, minimum), maximum);
+        zero_point = hn::Sub(hn::Add(zero_point, magic), magic);
+        hn::Store(zero_point, df, zero_point_ + index);
+      }
+      scale = hn::IfThenElse(hn::Eq(scale, zero), hn::Set(df, D::kEpsilon), scale);
+      hn::Store(scale, df, scale_ + index);
+      if constexpr (kReciprocal) {
+        usual = hn::And(usual, hn::And(hn::Ge(scale, hn::Set(df, 0x1p-100f)), hn::Le(scale, hn::Set(df, 0x1p100f))));
+        hn::Store(hn::Div(hn::Set(df, 1.0f), scale), df, reciprocal_ + index);
+      }
+      if (!hn::AllTrue(df, usual)) return false;
+    }
+    return true;
+  }
+
+  HWY_INLINE void WriteParameters(int groups, const scalar::RowOutput& out) const {
+    for (int index = 0; index < groups; ++index) {
+      const typename D::Bits bits = D::FromFloat(scale_[index]);
+      memcpy(out.scales + index * kBytes, &bits, sizeof bits);
+    }
+    if (kSymmetric) return;
+    const float offset = static_cast<float>(format_.Offset());
+    uint32_t codes[kChunkGroups];
+    for (int index = 0; index < groups; ++index) codes[index] = static_cast<uint32_t>(static_cast<int32_t>(zero_point_[index] + offset));
+    for (int index = 0; index < groups; ++index) scalar::OrWord(out.zero_points + index * 4, codes[index] << out.zero_point_shift);
+    if (out.zero_points_next == nullptr) return;
+    for (int index = 0; index < groups; ++index)
+      scalar::OrWord(out.zero_points_next + index * 4, codes[index] >> (32 - out.zero_point_shift));
+  }
+
+  // What is the same for all units of a row, or of a group: in registers, since the bytes written could alias any member.
+  struct RowConstants {
+    int bits;
+    VF minimum, maximum;
+    VF magic;  // adding it rounds to an integer, ties to even, and leaves it in the low bits; the code's offset, an even number, comes
+               // along
+  };
+  struct GroupConstants {
+    VF scale, reciprocal, zero_point;
+    VF origin;  // magic + zero point
+  };
+
+  HWY_INLINE RowConstants ConstantsOfRow() const {
+    const DF df;
+    return {format_.bits, hn::Set(df, format_.Min()), hn::Set(df, format_.Max()),
+            hn::Set(df, 0x1.8p23f + static_cast<float>(format_.Offset()))};
+  }
+
+  HWY_INLINE void EncodeGroup(RowConstants row, const unsigned char* elements, int index, unsigned char* packed, RowSums& sums) const {
+    const DF df;
+    GroupConstants group;
+    group.scale = hn::Set(df, scale_[index]);
+    group.reciprocal = kReciprocal ? hn::Set(df, reciprocal_[index]) : hn::Zero(df);
+    group.zero_point = kSymmetric ? hn::Zero(df) : hn::Set(df, zero_point_[index]);
+    group.origin = hn::Add(row.magic, group.zero_point);
+    const int64_t units = group_ / kUnit;
+    const int64_t rest = group_ % kUnit;
+    for (int64_t unit = 0; unit < units; ++unit) {
+      EncodeUnit(row, group, elements + unit * kUnit * kBytes, packed + unit * 4 * row.bits, sums);
+    }
+    if (rest == 0) return;
+    // Zeros fill up the last unit: they are coded exactly and add nothing to the sums.
+    alignas(64) unsigned char padded[kUnit * kBytes] = {};
+    alignas(64) unsigned char words[kUnit] = {};
+    memcpy(padded, elements + units * kUnit * kBytes, rest * kBytes);
+    EncodeUnit(row, group, padded, words, sums);
+    const int64_t end = rest * row.bits;
+    if (end % 8 != 0) words[end / 8] &= static_cast<unsigned char>((1 << end % 8) - 1);
+    memset(words + (end + 7) / 8, 0, sizeof words - (end + 7) / 8);
+    memcpy(packed + units * 4 * row.bits, words, scalar::PackedBytes(rest, row.bits));
+  }
+
+  static HWY_INLINE void EncodeUnit(RowConstants row, GroupConstants group, const unsigned char* elements, unsigned char* packed,
+                                    RowSums& sums) {
+    VU even_codes[kPairs], odd_codes[kPairs];
+    for (int pair = 0; pair < kPairs; ++pair) {
+      VF x_even, x_odd, y_even, y_odd;
+      Elements<D>::Load(elements, pair, x_even, x_odd);
+      even_codes[pair] = Code(row, group, x_even, y_even);
+      odd_codes[pair] = Code(row, group, x_odd, y_odd);
+      sums.Add(pair, x_even, y_even, x_odd, y_odd);
+    }
+    PackUnit(even_codes, odd_codes, row.bits, packed);
+  }
+
+  // The unsigned codes of x, and the values y that they stand for.
+  static HWY_INLINE VU Code(RowConstants row, GroupConstants group, VF x, VF& y) {
+    VF t = Round(kReciprocal ? hn::Mul(x, group.reciprocal) : hn::Div(x, group.scale));
+    if constexpr (!kSymmetric) t = Round(hn::Add(t, group.zero_point));
+    t = hn::Min(hn::Max(t, row.minimum), row.maximum);
+    const VF shifted = hn::Add(t, row.magic);
+    y = Elements<D>::Round(hn::Mul(hn::Sub(shifted, group.origin), group.scale));
+    return hn::And(hn::BitCast(DU(), shifted), hn::Set(DU(), 0xFFu));
+  }
+
+  const scalar::IntegerFormat format_;
+  const bool replace_;
+  const int64_t group_;
+  // Of the groups of a chunk.
+  Candidates candidates_;
+  alignas(64) float scale_[kChunkGroups];
+  alignas(64) float reciprocal_[kChunkGroups];
+  alignas(64) float zero_point_[kChunkGroups];
+};
+
+template <class D, bool kSymmetric, bool kPrecise>
+scalar::Problem EncodeRows(const IntegerTile& tile, const EncodeOptions& options) {
+  RowEncoder<D, kSymmetric, kPrecise> encoder(tile, options);
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    scalar::Problem problem =
+        encoder.Encode(tile.elements + row * tile.element_stride, tile.columns, options.fixed == nullptr ? nullptr : options.fixed + row,
+                       OutputOfRow(tile, row), options.errors[row]);
+    if (problem.kind != scalar::Problem::kNone) {
+      problem.row = row;
+      return problem;
+    }
+  }
+  return {};
+}
+
+template <class D>
+scalar::Problem EncodeFormat(const IntegerTile& tile, const EncodeOptions& options) {
+  if (tile.format.symmetric) {
+    return tile.format.precise ? EncodeRows<D, true, true>(tile, options) : EncodeRows<D, true, false>(tile, options);
+  }
+  return tile.format.precise ? EncodeRows<D, false, true>(tile, options) : EncodeRows<D, false, false>(tile, options);
+}
+
+scalar::Problem EncodeTile(const IntegerTile& tile, const EncodeOptions& options) {
+  // Groups that are not whole units share words of codes.
+  if (tile.group != tile.columns && tile.group % kUnit != 0) return EncodeScalar(tile, options);
+  switch (tile.element) {
+    case ElementType::kBf16:
+      return EncodeFormat<scalar::Bf16>(tile, options);
+    case ElementType::kF16:
+      return EncodeFormat<scalar::F16>(tile, options);
+    case ElementType::kF32:
+      break;
+  }
+  return EncodeFormat<scalar::F32>(tile, options);
+}
+
+template <class D>
+void ObserveRows(const IntegerTile& tile, scalar::Range* ranges) {
+  Candidates candidates = {};
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    const unsigned char* elements = tile.elements + row * tile.element_stride;
+    FindCandidates<D>(elements, tile.columns, candidates.high, candidates.low);
+    VF high, low;
+    RangesOf<D>(candidates, 0, high, low);
+    const scalar::Range range = {hn::GetLane(low), hn::GetLane(high)};
+    if (range.high <= D::kLargest && range.low >= -D::kLargest) {
+      ranges[row].low = HWY_MIN(ranges[row].low, range.low);
+      ranges[row].high = HWY_MAX(ranges[row].high, range.high);
+    } else {
+      for (int64_t i = 0; i < tile.columns; ++i) scalar::Extend<D>(ranges[row], scalar::LoadElement<D>(elements, i));
+    }
+  }
+}
+
+void ObserveTile(const IntegerTile& tile, scalar::Range* ranges) {
+  switch (tile.element) {
+    case ElementType::kBf16:
+      return ObserveRows<scalar::Bf16>(tile, ranges);
+    case ElementType::kF16:
+      return ObserveRows<scalar::F16>(tile, ranges);
+    case ElementType::kF32:
+      return ObserveRows<scalar::F32>(tile, ranges);
+  }
+}
+
+#endif  // HWY_TARGET == HWY_SCALAR
+
+}  // namespace HWY_NAMESPACE
+}  // namespace quern::quant
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace quern::quant {
+
+HWY_EXPORT(EncodeTile);
+HWY_EXPORT(ObserveTile);
+
+scalar::Problem Encode(const IntegerTile& tile, const EncodeOptions& options) { return HWY_DYNAMIC_DISPATCH(EncodeTile)(tile, options); }
+void Observe(const IntegerTile& tile, scalar::Range* ranges) { HWY_DYNAMIC_DISPATCH(ObserveTile)(tile, ranges); }
+
+}  // namespace quern::quant
+#endif  // HWY_ONCE
