@@ -92,7 +92,8 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
 int Main(int argc, char** argv) {
   CLI::App app("The coordinator of Quern: plans jobs, hands their tasks to workers, publishes the results.");
   app.footer(
-      "Example:\n  quernd --state-dir /var/lib/quern --listen unix:/run/quern/quern.sock --listen 127.0.0.1:7450 --allow-root /data/models\n");
+      "Example:\n  quernd --state-dir /var/lib/quern --listen unix:/run/quern/quern.sock --listen 127.0.0.1:7450 --allow-root "
+      "/data/models\n");
   Flags flags;
   app.add_option("--state-dir", flags.state_dir, "Directory of the job store; made if absent");
   app.add_option("--listen", flags.listen, "unix:/path or a loopback host:port; may be repeated")->required();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_size.h"
@@ -181,12 +182,8 @@ class QuantizePlanner {
     unit.set_export_format(inputs_.export_format);
     for (size_t r = 0; r < form->regions.size(); ++r) {
       const quant::Region& region = form->regions[r];
-      const std::string name = absl::StrCat(module.identity.module, ".", region.suffix);
-      if (checkpoint().Find(name) != nullptr) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("the source already has a tensor ", name, ", which quantizing ", info.name, " would make"));
-      }
-      writer.Place({name, region.dtype, region.shape, form->region_bytes[r]}, unit.add_outputs());
+      writer.Place({absl::StrCat(module.identity.module, ".", region.suffix), region.dtype, region.shape, form->region_bytes[r]},
+                   unit.add_outputs());
     }
     unit.set_nonfinite(inputs_.recipe.nonfinite == NonfinitePolicy::kClamp ? "clamp" : "fail");
     unit.set_reason(module.reason);
@@ -259,7 +256,10 @@ class QuantizePlanner {
     PlanSummary& out = summary();
     for (const quern::v1::PatternMatch& pattern : selection_.patterns) *out.add_patterns() = pattern;
     for (const std::string& warning : selection_.warnings) out.add_warnings(warning);
-    for (const auto& [name, why] : checkpoint().skipped_files()) out.add_warnings(absl::StrCat("not copied: ", name, " (", why, ")"));
+    for (const auto& [name, why] : checkpoint().skipped_files()) {
+      if (absl::EndsWith(name, ".index.json")) continue;  // an output has its own
+      out.add_warnings(absl::StrCat("not copied: ", name, " (", why, ")"));
+    }
     for (const std::string& name : checkpoint().side_files()) {
       out.add_side_files(name);
       QUERN_ASSIGN_OR_RETURN(const uint64_t size, FileSize(JoinPath(checkpoint().directory(), name)));

@@ -42,19 +42,27 @@ bool IsWeightDType(DType dtype) { return dtype == DType::kBF16 || dtype == DType
 
 // Parameters that only a quantized module has.
 bool IsQuantizedParameter(absl::string_view parameter) {
-  static constexpr absl::string_view kNames[] = {
-      "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_g_idx",
-      "qweight",       "qzeros",       "scales",           "scale"};
+  static constexpr absl::string_view kNames[] = {"weight_packed",
+                                                 "weight_scale",
+                                                 "weight_scale_inv",
+                                                 "weight_scale_2",
+                                                 "weight_global_scale",
+                                                 "weight_zero_point",
+                                                 "weight_g_idx",
+                                                 "weight_shape",
+                                                 "qweight",
+                                                 "qzeros",
+                                                 "scales",
+                                                 "scale"};
   return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
 }
 
-Candidate Classify(const SelectedModule& module, const checkpoint::Checkpoint& checkpoint,
-                   const std::vector<checkpoint::ModuleIdentity>& identities) {
+Candidate Classify(const SelectedModule& module, const checkpoint::Checkpoint& checkpoint, const std::vector<bool>& quantized) {
   Candidate candidate;
   const Role role = module.identity.role;
   for (size_t tensor : module.tensors) {
     const TensorInfo& info = *checkpoint.tensors()[tensor].info;
-    if (IsQuantizedParameter(identities[tensor].parameter)) candidate.form = Form::kQuantized;
+    if (quantized[tensor]) candidate.form = Form::kQuantized;
     if (info.shape.size() >= 3 && role == Role::kRoutedExperts && candidate.form == Form::kOther) candidate.form = Form::kStack;
   }
   const TensorInfo& first = *checkpoint.tensors()[module.matrix.value_or(module.tensors.front())].info;
@@ -149,24 +157,22 @@ class Selector {
     const auto& tensors = checkpoint_.tensors();
     absl::flat_hash_map<std::string, size_t> by_name;
     by_name.reserve(tensors.size());
-    std::vector<checkpoint::ModuleIdentity> identities(tensors.size());
+    modules().reserve(tensors.size());
+    std::vector<bool> quantized(tensors.size());  // tensors that only a module in a quantized format has
     for (size_t i = 0; i < tensors.size(); ++i) {
       const TensorInfo& info = *tensors[i].info;
-      identities[i] = family.Identify(info.name, checkpoint_.config());
-      const auto [entry, added] = by_name.try_emplace(identities[i].module, modules().size());
-      if (added) {
-        modules().emplace_back();
-        modules().back().identity = identities[i];
-      }
+      checkpoint::ModuleIdentity identity = family.Identify(info.name, checkpoint_.config());
+      quantized[i] = IsQuantizedParameter(identity.parameter);
+      const auto [entry, added] = by_name.try_emplace(identity.module, modules().size());
+      if (added) modules().emplace_back();
       SelectedModule& module = modules()[entry->second];
       module.tensors.push_back(i);
-      if (identities[i].parameter == "weight") {
-        module.identity = identities[i];
-        if (info.shape.size() == 2) module.matrix = i;
-      }
+      const bool weight = identity.parameter == "weight";
+      if (weight && info.shape.size() == 2) module.matrix = i;
+      if (added || weight) module.identity = std::move(identity);
     }
     candidates_.reserve(modules().size());
-    for (const SelectedModule& module : modules()) candidates_.push_back(Classify(module, checkpoint_, identities));
+    for (const SelectedModule& module : modules()) candidates_.push_back(Classify(module, checkpoint_, quantized));
   }
 
   void Decide(size_t index) {

@@ -1,5 +1,7 @@
 #include "daemon/planner/shard_writer.h"
 
+#include <utility>
+
 #include "base/task_memory.h"
 
 namespace quern::daemon {
@@ -41,14 +43,14 @@ quern::v1::TensorView TaskSources::Bytes(const checkpoint::TensorLocation& locat
   return view;
 }
 
-void ShardWriter::Place(const NewTensor& tensor, quern::v1::OutputTensor* output) {
-  tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, end_, end_ + tensor.bytes});
+void ShardWriter::Place(NewTensor tensor, quern::v1::OutputTensor* output) {
   output->set_name(tensor.name);
   output->set_dtype(std::string(DTypeName(tensor.dtype)));
   output->mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
   output->set_offset(end_);
   output->set_size(tensor.bytes);
   outputs_.push_back(output);
+  tensors_.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape), end_, end_ + tensor.bytes});
   end_ += tensor.bytes;
 }
 

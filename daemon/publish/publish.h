@@ -17,7 +17,7 @@
 //
 // run.json is JSON text made by the coordinator: an object with at least
 //   "identity": PlanSummary.identity in lower-case hexadecimal,
-//   "events": grants and commits in order, each {"event": "grant" or "commit", "task": index, "attempt": number, ...}.
+//   "grants" and "commits": each {"seq": place in the order of both, "task": index, "attempt": number, ...}.
 #ifndef QUERN_DAEMON_PUBLISH_PUBLISH_H_
 #define QUERN_DAEMON_PUBLISH_PUBLISH_H_
 

@@ -45,8 +45,8 @@ absl::Status LookAt(const quern::v1::WriteShard& shard, const std::string& path,
   QUERN_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   QUERN_ASSIGN_OR_RETURN(const uint64_t size, FileSize(path));
   if (size != shard.file_size() || size != result.file_size()) {
-    return absl::DataLossError(absl::StrCat(path, " has ", size, " bytes; ", shard.file_size(), " were planned and ", result.file_size(),
-                                            " reported"));
+    return absl::DataLossError(
+        absl::StrCat(path, " has ", size, " bytes; ", shard.file_size(), " were planned and ", result.file_size(), " reported"));
   }
   std::string header(shard.header().size(), '\0');
   QUERN_RETURN_IF_ERROR(ReadExactly(fd.get(), 0, header.data(), header.size(), path));

@@ -299,10 +299,11 @@ absl::StatusOr<Job> Coordinator::CreateForOutput(const CreateJobRequest& request
     if (same.ok()) return Resume(*existing, spec);
     if (!absl::IsFailedPrecondition(same)) return same;
     if (!Overwrites(spec)) {
-      return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                            spec.output(), " belongs to ", JobName(*existing), ", which is ", Job::State_Name(record->state()),
-                            " and was made from other inputs: ", same.message(), ". Run it with the inputs it had, or start over with --overwrite")),
-                        "IDENTITY_CHANGED");
+      return WithReason(
+          absl::FailedPreconditionError(absl::StrCat(spec.output(), " belongs to ", JobName(*existing), ", which is ",
+                                                     Job::State_Name(record->state()), " and was made from other inputs: ", same.message(),
+                                                     ". Run it with the inputs it had, or start over with --overwrite")),
+          "IDENTITY_CHANGED");
     }
     first_attempt = queue_->NextAttempt(*existing);
     QUERN_RETURN_IF_ERROR(Delete(*existing));
@@ -531,7 +532,8 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
   request.load_task = [&](uint32_t task) -> absl::StatusOr<CommittedTask> {
     CommittedTask committed;
     QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', id, task)));
-    if (!committed.spec.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(id, task)));
+    if (!committed.spec.ParseFromString(text))
+      return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(id, task)));
     QUERN_ASSIGN_OR_RETURN(committed.result, load_result(task));
     committed.attempt = attempts[task];
     return committed;

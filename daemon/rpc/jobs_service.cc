@@ -207,9 +207,8 @@ grpc::ServerUnaryReactor* JobsService::CancelJob(grpc::CallbackServerContext* co
 
 grpc::ServerUnaryReactor* JobsService::PauseJob(grpc::CallbackServerContext* context, const quern::v1::PauseJobRequest* request,
                                                 Job* response) {
-  return WithJob(context, request->name(), [&](uint64_t job, grpc::ServerUnaryReactor* reactor) {
-    coordinator_->queue()->PauseJob(job, Answer(reactor, response));
-  });
+  return WithJob(context, request->name(),
+                 [&](uint64_t job, grpc::ServerUnaryReactor* reactor) { coordinator_->queue()->PauseJob(job, Answer(reactor, response)); });
 }
 
 grpc::ServerUnaryReactor* JobsService::ResumeJob(grpc::CallbackServerContext* context, const quern::v1::ResumeJobRequest* request,

@@ -32,10 +32,14 @@ absl::StatusOr<std::string> BuildRunJson(JobStore* store, const quern::store::Jo
       return absl::DataLossError(absl::StrCat("job store: unreadable attempt of ", JobName(job.id())));
     }
     const uint32_t task = ReadKeyNumber(key, 9), number = ReadKeyNumber(key, 13);
-    grants[attempt.grant_sequence()] = {{"seq", attempt.grant_sequence()}, {"task", task},
-                                        {"attempt", number},               {"worker", attempt.worker()},
-                                        {"host", attempt.host()},          {"device", attempt.device()},
-                                        {"memory", attempt.memory()},      {"time", FormatNanos(attempt.grant_time_ns())}};
+    grants[attempt.grant_sequence()] = {{"seq", attempt.grant_sequence()},
+                                        {"task", task},
+                                        {"attempt", number},
+                                        {"worker", attempt.worker()},
+                                        {"host", attempt.host()},
+                                        {"device", attempt.device()},
+                                        {"memory", attempt.memory()},
+                                        {"time", FormatNanos(attempt.grant_time_ns())}};
     if (attempt.commit_sequence() != 0) {
       commits[attempt.commit_sequence()] = {{"seq", attempt.commit_sequence()},
                                             {"task", task},
@@ -59,12 +63,8 @@ absl::StatusOr<std::string> BuildRunJson(JobStore* store, const quern::store::Jo
     if (!file.content_sha256().empty()) source["content_sha256"] = HexDigest(file.content_sha256());
     sources.push_back(std::move(source));
   }
-  Json run = {{"identity", HexDigest(plan.identity())},
-              {"job", JobName(job.id())},
-              {"created", FormatNanos(job.create_time_ns())},
-              {"sources", std::move(sources)},
-              {"grants", Json::array()},
-              {"commits", Json::array()}};
+  Json run = {{"identity", HexDigest(plan.identity())}, {"job", JobName(job.id())}, {"created", FormatNanos(job.create_time_ns())},
+              {"sources", std::move(sources)},          {"grants", Json::array()},  {"commits", Json::array()}};
   for (auto& [sequence, grant] : grants) run["grants"].push_back(std::move(grant));
   for (auto& [sequence, commit] : commits) run["commits"].push_back(std::move(commit));
   // Names of hosts and workers may be any bytes.

@@ -43,7 +43,8 @@ absl::Status CheckListenAddress(const std::string& address) {
   }
   const size_t colon = address.rfind(':');
   const std::string host = colon == std::string::npos ? "" : address.substr(0, colon);
-  if (host == "localhost" || host == "[::1]" || (absl::StartsWith(host, "127.") && host.find_first_not_of("0123456789.") == std::string::npos)) {
+  if (host == "localhost" || host == "[::1]" ||
+      (absl::StartsWith(host, "127.") && host.find_first_not_of("0123456789.") == std::string::npos)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(

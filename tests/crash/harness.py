@@ -213,7 +213,9 @@ def shards_size(directory):
 
 def check_history(out):
     """run.json: each task has one commit and no grant after it. Returns (tasks, grants)."""
-    events = json.loads((out / ".quern" / "run.json").read_text())["events"]
+    run = json.loads((out / ".quern" / "run.json").read_text())
+    events = sorted([{"event": "grant", **grant} for grant in run["grants"]] + [{"event": "commit", **commit} for commit in run["commits"]],
+                    key=lambda event: event["seq"])
     committed, grants = set(), 0
     for event in events:
         task = event["task"]
