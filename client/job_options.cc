@@ -9,6 +9,7 @@
 #include "base/byte_size.h"
 #include "base/file.h"
 #include "base/status_macros.h"
+#include "base/task_memory.h"
 #include "client/exit_code.h"
 #include "client/paths.h"
 
@@ -53,7 +54,11 @@ void WorkerOptions::AddTo(CLI::App& app) {
       ->capture_default_str();
 }
 
-absl::StatusOr<uint64_t> WorkerOptions::MemoryBytes() const { return ParseSizeOption("--memory", memory); }
+absl::StatusOr<uint64_t> WorkerOptions::MemoryBytes() const {
+  QUERN_ASSIGN_OR_RETURN(const uint64_t bytes, ParseSizeOption("--memory", memory));
+  if (bytes >= kMinimumTaskMemory) return bytes;
+  return UsageError(absl::StrCat("--memory: no task runs with less than ", FormatByteSize(kMinimumTaskMemory)));
+}
 
 void QuantizeOptions::AddTo(CLI::App& app, bool output) {
   app.add_option("source", source, "Checkpoint directory, or org/name[@revision] in the local Hugging Face cache")

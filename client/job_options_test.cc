@@ -88,6 +88,11 @@ TEST(JobOptionsTest, MistakesAreUsageErrors) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--memory")));
 }
 
+TEST(JobOptionsTest, MemoryThatNoTaskRunsWithIsRefused) {
+  EXPECT_THAT(Parse({"org/name", "--memory", "16MiB"}).worker.MemoryBytes(), IsOkAndHolds(16 * kMiB));
+  EXPECT_EQ(ExitCodeOf(Parse({"org/name", "--memory", "15MiB"}).worker.MemoryBytes().status()), ExitCode::kUsage);
+}
+
 TEST(JobOptionsTest, WhatTheDiskLacksIsNoUsageError) {
   EXPECT_EQ(ExitCodeOf(Parse({"/no/such", "--scheme", "W4A16"}).job.ToSpec(false).status()), ExitCode::kFailed);
   EXPECT_EQ(ExitCodeOf(Parse({"org/name", "--recipe", "/no/such.yaml"}).job.ToSpec(false).status()), ExitCode::kFailed);

@@ -28,6 +28,7 @@ constexpr absl::Duration kStartTimeout = absl::Seconds(60);
 constexpr absl::Duration kStopTimeout = absl::Seconds(20);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 constexpr int kMaxDeaths = 6;
+constexpr int kUsageStatus = 2;  // of quern-worker
 constexpr size_t kTailLines = 8;
 constexpr uint64_t kTailBytes = 64 * 1024;
 
@@ -134,6 +135,10 @@ absl::Status PrivateFarm::Check(uint32_t tasks_done, std::string* restarted) {
     if (!ended) return absl::OkStatus();
     worker_.reset();
     ++deaths_;
+    // A worker that does not like its flags will not like them the next time.
+    if (!last_death_.signaled && last_death_.code == kUsageStatus) {
+      return absl::InternalError(absl::StrCat("the worker does not start (", last_death_.ToString(), ")", LogTail(kWorker)));
+    }
     if (deaths_ >= kMaxDeaths) {
       return absl::UnavailableError(
           absl::StrCat("the worker died ", deaths_, " times without finishing a task (", last_death_.ToString(), ")", LogTail(kWorker)));
