@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/byte_size.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "daemon/queue/group_commit.h"
@@ -26,6 +27,8 @@ constexpr char kVersionKey[] = "v";
 // A full disk must not keep the store from recording that the disk is full: this file is given up for that.
 constexpr char kBallastName[] = "ballast";
 constexpr size_t kBallastSize = 1 << 20;
+// Opening replays the log and writes new files. RocksDB as Debian builds it aborts when it finds no space for them, so we look first.
+constexpr uint64_t kSpaceToOpen = 4 * kMiB;
 // Others (a worker that removes its unfinished shard) may free space in the meantime.
 constexpr int kNoSpaceTries = 20;
 constexpr absl::Duration kNoSpaceWait = absl::Milliseconds(250);
@@ -171,6 +174,11 @@ absl::Status CheckVersion(JobStore* store, const std::string& directory) {
 
 absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory) {
   QUERN_RETURN_IF_ERROR(MakeDirectories(directory, 0700));
+  QUERN_ASSIGN_OR_RETURN(const uint64_t free_bytes, FreeDiskSpace(directory));
+  if (free_bytes < kSpaceToOpen) {
+    return absl::ResourceExhaustedError(absl::StrCat("disk full: the job store ", directory, " needs ", FormatByteSize(kSpaceToOpen),
+                                                     " of free space to start, there are ", FormatByteSize(free_bytes)));
+  }
   const rocksdb::Options options = StoreOptions();
   rocksdb::DB* db = nullptr;
   QUERN_RETURN_IF_ERROR(ToStatus(rocksdb::DB::Open(options, directory, &db), directory));
