@@ -122,6 +122,22 @@ absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t l
   return content;
 }
 
+absl::StatusOr<std::string> ReadKernelFile(const std::string& path, uint64_t limit) {
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY));
+  std::string content;
+  char block[4096];
+  while (true) {
+    const ssize_t n = read(fd.get(), block, sizeof(block));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoToStatus(errno, "read", path);
+    if (n == 0) return content;
+    content.append(block, n);
+    if (content.size() > limit) {
+      return absl::ResourceExhaustedError(absl::StrCat(path, " has more than the ", limit, " bytes allowed here"));
+    }
+  }
+}
+
 absl::Status WriteFileDurably(const std::string& path, absl::string_view content) {
   const std::string temporary = absl::StrCat(path, ".tmp");
   QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(temporary, O_WRONLY | O_CREAT | O_TRUNC));

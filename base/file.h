@@ -59,6 +59,9 @@ absl::Status WriteExactly(int fd, uint64_t offset, const void* data, size_t size
 // The content of a file of at most `limit` bytes; a larger one is RESOURCE_EXHAUSTED and is not read.
 absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t limit = uint64_t{1} << 30);
 
+// The same for a file that the kernel makes up as it is read (/proc, cgroups): such files do not know their size.
+absl::StatusOr<std::string> ReadKernelFile(const std::string& path, uint64_t limit = uint64_t{1} << 20);
+
 // Durable and atomic: writes `path`.tmp, fsyncs it, renames it over `path`, fsyncs the directory. Blocks.
 absl::Status WriteFileDurably(const std::string& path, absl::string_view content);
 

@@ -36,6 +36,13 @@ TEST(FileTest, TooLargeIsNotRead) {
   EXPECT_THAT(ReadFileToString(path, 4), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("5 bytes")));
 }
 
+TEST(FileTest, KernelFilesHaveContentButNoSize) {
+  EXPECT_THAT(ReadFileToString("/proc/self/status"), IsOkAndHolds(""));
+  EXPECT_THAT(ReadKernelFile("/proc/self/status"), IsOkAndHolds(HasSubstr("VmRSS")));
+  EXPECT_THAT(ReadKernelFile("/proc/self/status", 10), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(ReadKernelFile("/proc/self/nothing"), StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST(FileTest, MakeDirectoriesIsIdempotentAndRefusesAFile) {
   QUERN_ASSERT_OK_AND_ASSIGN(TempDir dir, TempDir::Make("file_test"));
   QUERN_EXPECT_OK(MakeDirectories(JoinPath(dir.path(), "x/y/z")));

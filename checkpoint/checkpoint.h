@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -24,7 +25,7 @@ struct Shard {
 
 // Where a tensor lies.
 struct TensorLocation {
-  uint32_t shard = 0;         // index into Checkpoint::shards()
+  uint32_t shard = 0;                // index into Checkpoint::shards()
   const TensorInfo* info = nullptr;  // owned by the checkpoint
 };
 
@@ -33,6 +34,9 @@ class Checkpoint {
   // `directory` holds config.json and either an index with its shards or model.safetensors (or a single *.safetensors). Preflight
   // errors are collected: every missing file and every tensor that its shard lacks is listed in one message.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory);
+  // Locations point into it, so it is moved and never copied.
+  Checkpoint(Checkpoint&&) = default;
+  Checkpoint& operator=(Checkpoint&&) = default;
 
   const std::string& directory() const { return directory_; }
   const ModelConfig& config() const { return config_; }

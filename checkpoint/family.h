@@ -15,22 +15,33 @@ namespace quern::checkpoint {
 
 // Every tensor has exactly one.
 enum class Role {
-  kRoutedExperts, kSharedExperts, kAttention, kMlp, kRouter, kEmbeddings, kLmHead, kNorms, kMtp, kVision, kOther,
+  kRoutedExperts,
+  kSharedExperts,
+  kAttention,
+  kMlp,
+  kRouter,
+  kEmbeddings,
+  kLmHead,
+  kNorms,
+  kMtp,
+  kVision,
+  kOther,
 };
 
 absl::string_view RoleName(Role role);  // "routed_experts", ...
 std::optional<Role> ParseRole(absl::string_view name);
 
 struct ModuleIdentity {
-  std::string module;                 // the tensor's name without ".weight", ".bias" and the like
-  std::string parameter;              // what was taken off, "weight" for "x.weight"; for stacks without suffix empty
+  std::string module;     // the tensor's name without ".weight", ".bias" and the like
+  std::string parameter;  // what was taken off, "weight" for "x.weight"; for stacks without suffix empty
   Role role = Role::kOther;
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;
   // Modules that an inference engine fuses, or that one expert consists of, have the same set and are never cut apart; empty: alone.
   // Example: "model.layers.3.self_attn.qkv", "model.layers.3.mlp.experts.17".
   std::string fused_set;
-  // The name transformers gives the module at load where it differs from the file's ("mlp.shared_expert." -> "mlp.shared_experts."), else empty.
+  // The name transformers gives the module at load where it differs from the file's ("mlp.shared_expert." -> "mlp.shared_experts."), else
+  // empty.
   std::string transformers_name;
 };
 

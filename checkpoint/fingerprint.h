@@ -19,7 +19,8 @@ struct FileFingerprint {
   std::string blob;            // name of the blob when the path is a link into a Hugging Face cache, else empty
   std::string content_sha256;  // raw; empty unless asked for
 
-  // What differs, for a message ("size 10 -> 12, header"); empty when nothing does. content_sha256 is compared when both have it.
+  // What differs, for a message ("size 10 -> 12, header"); empty when nothing does. content_sha256 is compared when both have it;
+  // then mtime and inode do not count, since equal content was shown.
   std::string DifferenceTo(const FileFingerprint& other) const;
 };
 

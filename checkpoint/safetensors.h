@@ -29,9 +29,9 @@ struct TensorInfo {
 };
 
 struct SafetensorsHeader {
-  uint64_t data_start = 0;            // 8 + N
-  std::string sha256;                 // raw, of the 8 length bytes and the JSON
-  std::vector<TensorInfo> tensors;    // ascending by begin
+  uint64_t data_start = 0;          // 8 + N
+  std::string sha256;               // raw, of the 8 length bytes and the JSON
+  std::vector<TensorInfo> tensors;  // ascending by begin
   std::vector<std::pair<std::string, std::string>> metadata;
 };
 

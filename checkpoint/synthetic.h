@@ -12,11 +12,11 @@
 namespace quern::checkpoint {
 
 struct SyntheticOptions {
-  std::string family;          // "laguna", "qwen3_moe", "mixtral", "llama"
-  uint32_t layers = 0;         // required
-  uint32_t experts = 0;        // 0: the family's full size, here and below
+  std::string family;    // "laguna", "qwen3_moe", "mixtral", "llama"
+  uint32_t layers = 0;   // required
+  uint32_t experts = 0;  // 0: the family's full size, here and below
   uint32_t hidden = 0;
-  uint32_t intermediate = 0;   // of an expert in MoE families, else of the MLP
+  uint32_t intermediate = 0;  // of an expert in MoE families, else of the MLP
   uint32_t vocab = 0;
   DType dtype = DType::kBF16;
 };

@@ -10,3 +10,7 @@ if(QUERN_SANITIZE)
   add_compile_options(-fsanitize=${QUERN_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${QUERN_SANITIZE})
 endif()
+if(QUERN_FUZZERS)
+  # Coverage of the rooms themselves guides the fuzzers; each fuzzer adds the driver.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

@@ -1,11 +1,23 @@
 // Makes the finished shards of a job into a checkpoint directory.
 //
 // Protocol; each step may be repeated after a crash and the whole ends in the same directory:
-//   1. unlink an old index and config.json, fsync the directory: nothing half-made looks like a checkpoint.
-//   2. rename OUT/.quern/attempts/<task>.<attempt> to its final name (already there with the right size: done before); fsync.
-//   3. copy side files from the source.
+//   1. write {"state": "publishing"} as OUT/.quern/run.json: from here on OUT is ours and not finished, whatever happens. Unlink an old
+//   index and
+//      config.json, fsync the directory: nothing half-made looks like a checkpoint. Unlink what an old manifest names, except shards that
+//      this job has put there already (name, size and SHA-256 are equal), fsync, then unlink that manifest, fsync.
+//   2. rename OUT/.quern/attempts/<task>.<attempt> to its final name (already there with the right size and header: done before); fsync.
+//   3. copy side files from the source, write quern_recipe.yaml; fsync each and their directories.
 //   4. write quern_manifest.json, then config.json, last the index (with one shard config.json is last); fsync each and the directory.
 //   5. remove OUT/.quern/attempts; write OUT/.quern/run.json.
+// Files of steps 3 to 5 are written as OUT/.quern/publish/<n>, fsynced, and renamed, so that no name in OUT ever has half a content. An old
+// manifest that stands in OUT describes either an old result or this very one, never a mixture: it is the last to go and the first of the
+// descriptions to come.
+//
+// SYNTHESIZE has no side files, recipe or manifest and leaves no run.json: what remains is a plain checkpoint. VERIFY publishes nothing.
+//
+// run.json is JSON text made by the coordinator: an object with at least
+//   "identity": PlanSummary.identity in lower-case hexadecimal,
+//   "grants" and "commits": each {"seq": place in the order of both, "task": index, "attempt": number, ...}.
 #ifndef QUERN_DAEMON_PUBLISH_PUBLISH_H_
 #define QUERN_DAEMON_PUBLISH_PUBLISH_H_
 
@@ -14,6 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/file.h"
 #include "quern/v1/jobs.pb.h"
 #include "quern/v1/plan.pb.h"
 
@@ -31,31 +44,36 @@ struct PublishRequest {
   uint32_t tasks = 0;
   // Loads one task at a time, so that a large job is never in memory as a whole.
   std::function<absl::StatusOr<CommittedTask>(uint32_t index)> load_task;
-  // Text of run.json.
+  // Text of run.json (above); not looked at for SYNTHESIZE.
   std::string run_json;
 };
 
-// Blocks. A full disk is RESOURCE_EXHAUSTED ("disk full") and leaves everything in place for another try. A shard whose size is not the
-// committed one is DATA_LOSS.
+// Blocks. A full disk is RESOURCE_EXHAUSTED ("disk full", with the bytes needed) and leaves everything in place for another try. A shard
+// whose size is not the committed one is DATA_LOSS. The caller holds the OutputClaim. load_task is called several times for each index.
 absl::Status PublishJob(const PublishRequest& request);
 
-// Path of an attempt's file.
+// Path of an attempt's file; its directory is AttemptDirectory.
+std::string AttemptDirectory(const std::string& output);
 std::string AttemptPath(const std::string& output, uint32_t task, uint32_t attempt);
 
-// OUT is absent, empty, or one of ours that may be written: ALREADY_EXISTS otherwise, naming what is there. A finished output of ours
-// is ALREADY_EXISTS too unless `overwrite`.
+// OUT is absent, empty, or one of ours that may be written: ALREADY_EXISTS otherwise, naming what is there. Ours holds .quern/owner.json or
+// .quern/run.json, or nothing but .quern. A finished output of ours is ALREADY_EXISTS too unless `overwrite`; one whose manifest cannot be
+// read is FAILED_PRECONDITION then, since it would not be known which files to replace. Call it before OutputClaim::Acquire, which makes
+// OUT ours.
 absl::Status CheckOutputUsable(const std::string& output, bool overwrite);
 
-// The identity (PlanSummary.identity) recorded in OUT/.quern/run.json of a finished output; NOT_FOUND when OUT holds none.
+// The identity (PlanSummary.identity, raw) recorded in OUT/.quern/run.json of a finished output; NOT_FOUND when OUT holds none, or when a
+// file that the manifest lists is missing or of another size.
 absl::StatusOr<std::string> FinishedIdentity(const std::string& output);
 
 // Claims OUT for `job` of the coordinator `owner`: makes OUT/.quern, holds an flock on OUT/.quern/lock and writes who it is into
-// OUT/.quern/owner.json. FAILED_PRECONDITION names the owner while another holds it. Released (files removed) by Release or the
-// destructor; by the kernel after a crash.
+// OUT/.quern/owner.json. FAILED_PRECONDITION names the owner while another holds it, in this process or another. Released (both files
+// removed, and directories that are left empty: OUT/.quern, and OUT where Acquire made it) by Release or the destructor; by the kernel
+// after a crash, when owner.json stays and keeps OUT ours. Blocks on file operations only.
 class OutputClaim {
  public:
   static absl::StatusOr<OutputClaim> Acquire(const std::string& output, const std::string& owner, const std::string& job);
-  OutputClaim(OutputClaim&&) noexcept;
+  OutputClaim(OutputClaim&&) noexcept = default;
   OutputClaim& operator=(OutputClaim&&) noexcept;
   ~OutputClaim();
   void Release();
@@ -63,7 +81,8 @@ class OutputClaim {
  private:
   OutputClaim() = default;
   std::string output_;
-  int fd_ = -1;
+  UniqueFd lock_;
+  bool made_output_ = false;
 };
 
 }  // namespace quern::daemon

@@ -46,7 +46,8 @@ class JobStore {
   // NOT_FOUND when there is none. Sees every write that was acknowledged.
   virtual absl::StatusOr<std::string> Get(absl::string_view key) = 0;
   // Calls `visit` for each key with the prefix in order, until it returns an error, which is returned.
-  virtual absl::Status Scan(absl::string_view prefix, std::function<absl::Status(absl::string_view key, absl::string_view value)> visit) = 0;
+  virtual absl::Status Scan(absl::string_view prefix,
+                            std::function<absl::Status(absl::string_view key, absl::string_view value)> visit) = 0;
 };
 
 // Keeps everything in memory: for tests, and for jobs that are not worth resuming (verification).

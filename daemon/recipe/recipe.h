@@ -14,8 +14,8 @@
 
 namespace quern::daemon {
 
-// One pattern as the user wrote it: a role, "Linear", an exact module name, a glob (with * or ?), or "re:" and an RE2 regex that is matched as
-// Python's re.match does (anchored at the start only). Exact names and globs match the whole name. Cheap to copy.
+// One pattern as the user wrote it: a role, "Linear", an exact module name, a glob (with * or ?), or "re:" and an RE2 regex that is matched
+// as Python's re.match does (anchored at the start only). Exact names and globs match the whole name. Cheap to copy.
 class Pattern {
  public:
   // INVALID_ARGUMENT explains a bad regex; lookaround is refused with a way to rewrite it.
@@ -44,7 +44,7 @@ enum class NonDivisiblePolicy { kFail, kKeep };
 enum class NonfinitePolicy { kFail, kClamp };
 
 struct Recipe {
-  std::vector<RecipeGroup> groups;  // first match wins
+  std::vector<RecipeGroup> groups;  // first match wins; a top-level scheme is the last group
   std::vector<Pattern> ignore;
   NonDivisiblePolicy non_divisible = NonDivisiblePolicy::kFail;
   NonfinitePolicy nonfinite = NonfinitePolicy::kFail;
@@ -53,7 +53,8 @@ struct Recipe {
   std::string ToYaml() const;
 };
 
-// The command line's shorthands; empty fields leave the recipe's own.
+// The command line's shorthands; empty fields leave the recipe's own. They act on the recipe's top-level group, or on its only one: a
+// scheme adds such a group, tried last, when there is none. `ignore` is added to the recipe's.
 struct RecipeShorthands {
   std::string scheme;
   std::string group_size;  // a number or "channel"

@@ -1,0 +1,222 @@
+#include "checkpoint/family.h"
+
+#include <map>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/synthetic.h"
+
+namespace quern::checkpoint {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::Optional;
+
+ModelConfig Config(absl::string_view model_type, uint64_t layers = 61) {
+  ModelConfig config;
+  config.model_type = std::string(model_type);
+  config.num_hidden_layers = layers;
+  return config;
+}
+
+ModuleIdentity Identify(absl::string_view model_type, absl::string_view tensor) {
+  const ModelConfig config = Config(model_type);
+  return Family::For(config).Identify(tensor, config);
+}
+
+TEST(FamilyTest, RoleNamesReadBack) {
+  for (const char* name :
+       {"routed_experts", "shared_experts", "attention", "mlp", "router", "embeddings", "lm_head", "norms", "mtp", "vision", "other"}) {
+    const std::optional<Role> role = ParseRole(name);
+    ASSERT_TRUE(role.has_value()) << name;
+    EXPECT_EQ(RoleName(*role), name);
+  }
+  EXPECT_EQ(ParseRole("experts"), std::nullopt);
+}
+
+TEST(FamilyTest, KnownModelTypesHaveTheirFamily) {
+  EXPECT_THAT(Family::KnownModelTypes(),
+              AllOf(Contains("laguna"), Contains("llama"), Contains("mistral"), Contains("qwen2"), Contains("qwen3"), Contains("qwen2_moe"),
+                    Contains("qwen3_moe"), Contains("olmoe"), Contains("mixtral"), Contains("deepseek_v3")));
+  for (const std::string& type : Family::KnownModelTypes()) EXPECT_TRUE(Family::For(Config(type)).known()) << type;
+  EXPECT_FALSE(Family::For(Config("new_model")).known());
+  EXPECT_EQ(Family::For(Config("")).name(), "generic");
+}
+
+struct Expected {
+  const char* model_type;
+  const char* tensor;
+  Role role;
+  const char* fused_set = "";
+};
+
+TEST(FamilyTest, RolesAndFusedSets) {
+  const Expected cases[] = {
+      {"laguna", "model.embed_tokens.weight", Role::kEmbeddings},
+      {"laguna", "lm_head.weight", Role::kLmHead},
+      {"laguna", "model.norm.weight", Role::kNorms},
+      {"laguna", "model.layers.3.input_layernorm.weight", Role::kNorms},
+      {"laguna", "model.layers.3.self_attn.q_proj.weight", Role::kAttention, "model.layers.3.self_attn.qkv"},
+      {"laguna", "model.layers.3.self_attn.k_proj.weight", Role::kAttention, "model.layers.3.self_attn.qkv"},
+      {"laguna", "model.layers.3.self_attn.v_proj.weight", Role::kAttention, "model.layers.3.self_attn.qkv"},
+      {"laguna", "model.layers.3.self_attn.o_proj.weight", Role::kAttention},
+      {"laguna", "model.layers.3.self_attn.g_proj.weight", Role::kOther},
+      {"laguna", "model.layers.3.self_attn.q_norm.weight", Role::kNorms},
+      {"laguna", "model.layers.0.mlp.gate_proj.weight", Role::kMlp, "model.layers.0.mlp.gate_up"},
+      {"laguna", "model.layers.0.mlp.up_proj.weight", Role::kMlp, "model.layers.0.mlp.gate_up"},
+      {"laguna", "model.layers.0.mlp.down_proj.weight", Role::kMlp},
+      {"laguna", "model.layers.1.mlp.gate.weight", Role::kRouter},
+      {"laguna", "model.layers.1.mlp.experts.e_score_correction_bias", Role::kRouter},
+      {"laguna", "model.layers.1.mlp.experts.17.gate_proj.weight", Role::kRoutedExperts, "model.layers.1.mlp.experts.17"},
+      {"laguna", "model.layers.1.mlp.experts.17.down_proj.weight", Role::kRoutedExperts, "model.layers.1.mlp.experts.17"},
+      {"laguna", "model.layers.1.mlp.shared_expert.up_proj.weight", Role::kSharedExperts, "model.layers.1.mlp.shared_expert"},
+      {"laguna", "model.layers.1.mlp.shared_expert.down_proj.weight", Role::kSharedExperts, "model.layers.1.mlp.shared_expert"},
+      {"llama", "model.layers.12.self_attn.q_proj.bias", Role::kAttention, "model.layers.12.self_attn.qkv"},
+      {"mistral", "model.layers.1.mlp.down_proj.weight", Role::kMlp},
+      {"gemma2", "model.layers.1.pre_feedforward_layernorm.weight", Role::kNorms},
+      {"qwen3", "model.layers.1.self_attn.k_norm.weight", Role::kNorms},
+      {"qwen2_moe", "model.layers.1.mlp.shared_expert_gate.weight", Role::kRouter},
+      {"qwen2_moe", "model.layers.1.mlp.shared_expert.gate_proj.weight", Role::kSharedExperts, "model.layers.1.mlp.shared_expert"},
+      {"qwen3_moe", "model.layers.1.mlp.experts.0.up_proj.weight", Role::kRoutedExperts, "model.layers.1.mlp.experts.0"},
+      {"olmoe", "model.layers.1.mlp.gate.weight", Role::kRouter},
+      {"mixtral", "model.layers.1.block_sparse_moe.gate.weight", Role::kRouter},
+      {"mixtral", "model.layers.1.block_sparse_moe.experts.7.w1.weight", Role::kRoutedExperts, "model.layers.1.block_sparse_moe.experts.7"},
+      {"mixtral", "model.layers.1.block_sparse_moe.experts.7.w2.weight", Role::kRoutedExperts, "model.layers.1.block_sparse_moe.experts.7"},
+      {"minimax_m2", "model.layers.1.block_sparse_moe.e_score_correction_bias", Role::kRouter},
+      {"deepseek_v3", "model.layers.4.self_attn.q_a_proj.weight", Role::kAttention, "model.layers.4.self_attn.qkv_a"},
+      {"deepseek_v3", "model.layers.4.self_attn.kv_a_proj_with_mqa.weight", Role::kAttention, "model.layers.4.self_attn.qkv_a"},
+      {"deepseek_v3", "model.layers.4.self_attn.q_b_proj.weight", Role::kAttention},
+      {"deepseek_v3", "model.layers.4.self_attn.kv_b_proj.weight", Role::kAttention},
+      {"deepseek_v3", "model.layers.4.self_attn.kv_a_layernorm.weight", Role::kNorms},
+      {"deepseek_v3", "model.layers.4.mlp.gate.e_score_correction_bias", Role::kRouter},
+      {"deepseek_v3", "model.layers.4.mlp.shared_experts.gate_proj.weight", Role::kSharedExperts, "model.layers.4.mlp.shared_experts"},
+      {"deepseek_v3", "model.layers.4.mlp.experts.3.gate_proj.weight_scale_inv", Role::kRoutedExperts, "model.layers.4.mlp.experts.3"},
+      {"new_model", "model.layers.4.mlp.experts.3.gate_proj.weight", Role::kRoutedExperts, "model.layers.4.mlp.experts.3"},
+      {"new_model", "model.layers.4.mixer.in_proj.weight", Role::kOther},
+      {"new_model", "model.visual.blocks.0.mlp.gate_proj.weight", Role::kVision},
+      {"new_model", "model.language_model.layers.2.self_attn.q_proj.weight", Role::kAttention,
+       "model.language_model.layers.2.self_attn.qkv"},
+      {"new_model", "language_model.model.layers.2.mlp.up_proj.weight", Role::kMlp, "language_model.model.layers.2.mlp.gate_up"},
+      {"new_model", "something.weight", Role::kOther},
+  };
+  for (const Expected& expected : cases) {
+    const ModuleIdentity identity = Identify(expected.model_type, expected.tensor);
+    EXPECT_EQ(RoleName(identity.role), RoleName(expected.role)) << expected.model_type << " " << expected.tensor;
+    EXPECT_EQ(identity.fused_set, expected.fused_set) << expected.model_type << " " << expected.tensor;
+  }
+}
+
+TEST(FamilyTest, NumbersAndParameters) {
+  const ModuleIdentity expert = Identify("laguna", "model.layers.12.mlp.experts.255.down_proj.weight");
+  EXPECT_EQ(expert.module, "model.layers.12.mlp.experts.255.down_proj");
+  EXPECT_EQ(expert.parameter, "weight");
+  EXPECT_THAT(expert.layer, Optional(12u));
+  EXPECT_THAT(expert.expert, Optional(255u));
+  const ModuleIdentity scale = Identify("deepseek_v3", "model.layers.4.mlp.down_proj.weight_scale_inv");
+  EXPECT_EQ(scale.module, "model.layers.4.mlp.down_proj");
+  EXPECT_EQ(scale.parameter, "weight_scale_inv");
+  const ModuleIdentity stack = Identify("qwen3_moe", "model.layers.4.mlp.experts.gate_up_proj");
+  EXPECT_EQ(stack.module, "model.layers.4.mlp.experts.gate_up_proj");
+  EXPECT_EQ(stack.parameter, "");
+  EXPECT_EQ(stack.role, Role::kRoutedExperts);
+  EXPECT_EQ(stack.expert, std::nullopt);
+  EXPECT_EQ(Identify("laguna", "lm_head.weight").layer, std::nullopt);
+}
+
+TEST(FamilyTest, LayersBehindTheLastAreMtpWhateverTheyHold) {
+  for (const char* tensor :
+       {"model.layers.61.mlp.experts.3.gate_proj.weight", "model.layers.61.eh_proj.weight", "model.layers.61.enorm.weight",
+        "model.layers.61.shared_head.head.weight", "model.layers.61.embed_tokens.weight"}) {
+    EXPECT_EQ(Identify("deepseek_v3", tensor).role, Role::kMtp) << tensor;
+  }
+  EXPECT_EQ(Identify("deepseek_v3", "model.layers.60.mlp.experts.3.gate_proj.weight").role, Role::kRoutedExperts);
+  EXPECT_EQ(Identify("deepseek_v3", "model.layers.61.mlp.experts.3.gate_proj.weight").fused_set, "model.layers.61.mlp.experts.3");
+  const ModuleIdentity rooted = Identify("new_model", "mtp.layers.0.mlp.experts.3.gate_proj.weight");
+  EXPECT_EQ(rooted.role, Role::kMtp);
+  EXPECT_EQ(rooted.fused_set, "mtp.layers.0.mlp.experts.3");
+}
+
+TEST(FamilyTest, NamesThatTransformersGives) {
+  EXPECT_EQ(Identify("laguna", "model.layers.1.mlp.shared_expert.up_proj.weight").transformers_name,
+            "model.layers.1.mlp.shared_experts.up_proj");
+  EXPECT_EQ(Identify("laguna", "model.layers.1.mlp.gate.weight").transformers_name, "");
+  EXPECT_EQ(Identify("qwen2_moe", "model.layers.1.mlp.shared_expert.up_proj.weight").transformers_name, "");
+  EXPECT_EQ(Identify("mixtral", "model.layers.1.block_sparse_moe.gate.weight").transformers_name, "model.layers.1.mlp.gate");
+}
+
+TEST(FamilyTest, OddNamesAreOther) {
+  for (const char* tensor :
+       {"", ".", "weight", "model.layers.", "model.layers.x.mlp.gate_proj.weight", "model.layers.99999999999.mlp.gate_proj.weight",
+        "model.layers.-1.mlp.gate_proj.weight", "model.layers.1.mlp.experts.99999999999.gate_proj.weight",
+        "model.layers.1.mlp.experts..gate_proj.weight", "model.layers.1.mlp.experts.1x.gate_proj.weight", "model.layers.1.weight",
+        "xmodel.layers.1.mlp.gate_proj.weight"}) {
+    const ModuleIdentity identity = Identify("laguna", tensor);
+    EXPECT_EQ(RoleName(identity.role), "other") << tensor;
+    EXPECT_EQ(identity.fused_set, "") << tensor;
+  }
+}
+
+// "mlp.gate [8,64], conv1d [64,1,4], shared_expert_gate [1,64], 1-D weights": roles that are never quantized by default
+TEST(FamilyCases, RoutersAreRecognisedInEveryFamily) {
+  for (const std::string& type : Family::KnownModelTypes()) {
+    const std::string name = type == "mixtral" || type == "minimax_m2" ? "block_sparse_moe.gate" : "mlp.gate";
+    const ModuleIdentity identity = Identify(type, absl::StrCat("model.layers.1.", name, ".weight"));
+    EXPECT_THAT(identity.role, testing::AnyOf(Role::kRouter, Role::kOther)) << type;
+  }
+  for (const char* type : {"laguna", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "glm4_moe", "new_model"}) {
+    EXPECT_EQ(Identify(type, "model.layers.1.mlp.gate.weight").role, Role::kRouter) << type;
+  }
+  EXPECT_EQ(Identify("new_model", "model.layers.1.mlp.shared_expert_gate.weight").role, Role::kRouter);
+  EXPECT_EQ(Identify("new_model", "model.layers.1.linear_attn.conv1d.weight").role, Role::kOther);
+}
+
+// "tiny Mixtral with w1/w2/w3": names kept; the three are one set
+TEST(FamilyCases, MixtralExpertsAreOneSetWithTheirOwnNames) {
+  std::set<std::string> sets;
+  for (const char* name : {"w1", "w2", "w3"}) {
+    const ModuleIdentity identity = Identify("mixtral", absl::StrCat("model.layers.0.block_sparse_moe.experts.2.", name, ".weight"));
+    EXPECT_EQ(identity.module, absl::StrCat("model.layers.0.block_sparse_moe.experts.2.", name));
+    sets.insert(identity.fused_set);
+  }
+  EXPECT_THAT(sets, testing::ElementsAre("model.layers.0.block_sparse_moe.experts.2"));
+}
+
+TEST(FamilyTest, TrainedCheckpointHasTheseCounts) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open("tests/data/laguna-micro"));
+  const Family& family = Family::For(checkpoint.config());
+  std::map<std::string, int> counts;
+  for (const TensorLocation& location : checkpoint.tensors()) {
+    ++counts[std::string(RoleName(family.Identify(location.info->name, checkpoint.config()).role))];
+  }
+  const std::map<std::string, int> expected = {{"attention", 16},    {"embeddings", 1}, {"lm_head", 1},         {"mlp", 3},
+                                               {"norms", 17},        {"other", 4},      {"routed_experts", 72}, {"router", 6},
+                                               {"shared_experts", 9}};
+  EXPECT_EQ(counts, expected);
+}
+
+TEST(FamilyTest, EverySyntheticWeightHasARole) {
+  for (const char* name : {"laguna", "qwen3_moe", "mixtral", "llama"}) {
+    SyntheticOptions options;
+    options.family = name;
+    options.layers = 2;
+    options.hidden = 64;
+    options.intermediate = 32;
+    options.vocab = 32;
+    if (options.family != "llama") options.experts = 4;
+    QUERN_ASSERT_OK_AND_ASSIGN(const SyntheticModel model, DescribeSynthetic(options));
+    QUERN_ASSERT_OK_AND_ASSIGN(const ModelConfig config, ParseModelConfig(model.config, "config.json"));
+    const Family& family = Family::For(config);
+    EXPECT_EQ(family.name(), name);
+    for (const SyntheticTensor& tensor : model.tensors) {
+      const ModuleIdentity identity = family.Identify(tensor.name, config);
+      EXPECT_EQ(identity.role == Role::kOther, absl::StrContains(tensor.name, "g_proj")) << tensor.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quern::checkpoint

@@ -1,0 +1,72 @@
+#include "client/app.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/commands/command.h"
+#include "client/exit_code.h"
+#include "client/json_output.h"
+
+namespace quern::client {
+namespace {
+
+// In the order of the list that --help prints.
+std::vector<std::unique_ptr<Command>> MakeCommands() {
+  std::vector<std::unique_ptr<Command>> commands;
+  for (const auto make : {NewQuantizeCommand, NewPlanCommand, NewInspectCommand, NewVerifyCommand, NewSynthCommand, NewSubmitCommand,
+                          NewJobsCommand, NewShowCommand, NewTasksCommand, NewWatchCommand, NewCancelCommand, NewPauseCommand,
+                          NewResumeCommand, NewRetryCommand, NewDeleteCommand, NewWorkersCommand}) {
+    commands.push_back(make());
+  }
+  return commands;
+}
+
+ExitCode RunCommand(Command& command, Console& console) {
+  const absl::StatusOr<ExitCode> code = command.Run(console);
+  console.out.flush();
+  if (code.ok()) {
+    if (console.out.good()) return *code;
+    console.err << "quern: the output could not be written\n";
+    return ExitCode::kFailed;
+  }
+  if (command.json()) console.out << ErrorJson(code.status()) << std::flush;
+  console.err << "quern " << command.Name() << ": " << std::string(code.status().message()) << "\n";
+  return ExitCodeOf(code.status());
+}
+
+}  // namespace
+
+int RunApp(std::vector<std::string> arguments, Console& console) {
+  CLI::App app("Quantizes checkpoints that do not fit in memory.", "quern");
+  app.set_version_flag("--version", absl::StrCat("quern ", QUERN_VERSION));
+  app.require_subcommand(1);
+  app.footer(
+      "Exit status: 0 done, 1 failed or stopped, 2 wrong usage, 3 verification found a mismatch.\n"
+      "quern COMMAND --help shows the options of a command and an example.");
+  const std::vector<std::unique_ptr<Command>> commands = MakeCommands();
+  std::vector<std::pair<CLI::App*, Command*>> parsers;
+  for (const std::unique_ptr<Command>& command : commands) {
+    CLI::App* parser = app.add_subcommand(command->Name(), command->Summary());
+    command->AddOptions(*parser);
+    parser->add_flag("--json", *command->mutable_json(), "Print the result as JSON");
+    parser->footer(absl::StrCat("Example:\n  ", command->Example()));
+    parsers.emplace_back(parser, command.get());
+  }
+  try {
+    std::reverse(arguments.begin(), arguments.end());
+    app.parse(arguments);
+  } catch (const CLI::ParseError& error) {
+    const bool asked = error.get_exit_code() == 0;  // for help or the version
+    app.exit(error, console.out, console.err);
+    return static_cast<int>(asked ? ExitCode::kDone : ExitCode::kUsage);
+  }
+  for (const auto& [parser, command] : parsers) {
+    if (parser->parsed()) return static_cast<int>(RunCommand(*command, console));
+  }
+  return static_cast<int>(ExitCode::kUsage);
+}
+
+}  // namespace quern::client

@@ -1,0 +1,79 @@
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "client/commands/server_command.h"
+#include "client/job_options.h"
+#include "client/json_output.h"
+#include "client/paths.h"
+#include "client/progress.h"
+
+namespace quern::client {
+namespace {
+
+// A request that was sent before the connection broke may have been carried out: the same request_id asks again without doing it twice.
+constexpr int kTries = 20;
+constexpr std::chrono::milliseconds kPause(500);
+
+class SubmitCommand : public ServerCommand {
+ public:
+  std::string Name() const override { return "submit"; }
+  std::string Summary() const override { return "Give a standing coordinator a checkpoint to quantize"; }
+  std::string Example() const override {
+    return "quern submit /models/Laguna-S -o /models/Laguna-S-W4 --scheme W4A16_ASYM --group-size 32 --targets routed_experts --detach";
+  }
+
+  void AddOptions(CLI::App& app) override {
+    options_.AddTo(app, /*output=*/true);
+    app.add_option("-o,--output", output_, "Directory of the result")->required()->type_name("OUT");
+    app.add_option("--reader", reader_, "How workers read files: auto, direct, buffered or mmap")
+        ->check(CLI::IsMember({"auto", "direct", "buffered", "mmap"}))
+        ->type_name("MODE");
+    app.add_option("--priority", priority_, "Jobs with a higher number go first")->type_name("N");
+    app.add_flag("--detach", detach_, "Print the job's name and do not wait for its end");
+    ServerCommand::AddOptions(app);
+  }
+
+  absl::StatusOr<ExitCode> Run(Console& console) override {
+    Interrupt interrupt;
+    quern::v1::CreateJobRequest request;
+    request.set_request_id(RandomUuid());
+    request.set_priority(priority_);
+    quern::v1::JobSpec& spec = *request.mutable_spec();
+    spec.set_operation(quern::v1::QUANTIZE);
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_quantize(), options_.ToSpec(/*remote=*/true));
+    spec.mutable_quantize()->set_reader(reader_);
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), AbsolutePath(output_));
+    QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
+
+    quern::v1::Job job;
+    absl::Status status = absl::CancelledError("interrupted");
+    for (int i = 0; i < kTries && !interrupt.requested(); ++i) {
+      if (i > 0) std::this_thread::sleep_for(kPause);
+      status = CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->CreateJob(context, request, &job); });
+      if (!absl::IsUnavailable(status)) break;
+    }
+    QUERN_RETURN_IF_ERROR(status);
+    if (!detach_) {
+      console.err << job.name() << "\n";
+      return WatchAndReport(*jobs, job, interrupt, json(), console);
+    }
+    console.out << (json() ? ToJson(job) : absl::StrCat(job.name(), "  ", StateName(job.state()), "\n"));
+    return ExitCode::kDone;
+  }
+
+ private:
+  QuantizeOptions options_;
+  std::string output_;
+  std::string reader_;
+  int32_t priority_ = 0;
+  bool detach_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> NewSubmitCommand() { return std::make_unique<SubmitCommand>(); }
+
+}  // namespace quern::client

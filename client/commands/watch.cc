@@ -1,0 +1,29 @@
+#include "base/status_macros.h"
+#include "client/commands/server_command.h"
+
+namespace quern::client {
+namespace {
+
+class WatchCommand : public JobCommand {
+ public:
+  std::string Name() const override { return "watch"; }
+  std::string Summary() const override { return "Follow a job until it has ended; exits as the job does"; }
+  std::string Example() const override { return "quern watch jobs/7"; }
+
+  absl::StatusOr<ExitCode> Run(Console& console) override {
+    Interrupt interrupt;
+    QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
+    quern::v1::GetJobRequest request;
+    request.set_name(job());
+    quern::v1::Job watched;
+    QUERN_RETURN_IF_ERROR(
+        CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->GetJob(context, request, &watched); }));
+    return WatchAndReport(*jobs, watched, interrupt, json(), console);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Command> NewWatchCommand() { return std::make_unique<WatchCommand>(); }
+
+}  // namespace quern::client

@@ -1,0 +1,69 @@
+#include "client/connection.h"
+
+#include <sys/random.h>
+
+#include <chrono>
+#include <future>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/byte_size.h"
+
+namespace quern::client {
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(64 * kMiB);
+  arguments.SetMaxSendMessageSize(64 * kMiB);
+  // A coordinator stands on this machine or in this network.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A restarted daemon is found again soon.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, absl::Duration timeout) {
+  const std::shared_ptr<grpc::Channel> channel = MakeChannel(address);
+  if (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout))) {
+    return absl::UnavailableError(absl::StrCat("no coordinator answers at ", address, "; start one (quernd --state-dir DIR --listen ",
+                                               address, " --allow-root PATH), or name another with --server or QUERN_SERVER"));
+  }
+  return quern::v1::Jobs::NewStub(channel);
+}
+
+absl::Status CallInterruptibly(Interrupt& interrupt, const std::function<grpc::Status(grpc::ClientContext*)>& call) {
+  grpc::ClientContext context;
+  std::future<grpc::Status> result = std::async(std::launch::async, [&] { return call(&context); });
+  while (result.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) {
+    if (interrupt.requested()) context.TryCancel();
+  }
+  return FromGrpc(result.get());
+}
+
+std::string JobName(const std::string& text) { return absl::StartsWith(text, "jobs/") ? text : absl::StrCat("jobs/", text); }
+
+std::string RandomUuid() {
+  unsigned char bytes[16];
+  size_t have = 0;
+  while (have < sizeof(bytes)) {
+    const ssize_t n = getrandom(bytes + have, sizeof(bytes) - have, 0);
+    if (n > 0) have += n;
+  }
+  bytes[6] = (bytes[6] & 0x0F) | 0x40;
+  bytes[8] = (bytes[8] & 0x3F) | 0x80;
+  std::string text;
+  for (size_t i = 0; i < sizeof(bytes); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    absl::StrAppendFormat(&text, "%02x", bytes[i]);
+  }
+  return text;
+}
+
+}  // namespace quern::client

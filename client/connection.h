@@ -1,0 +1,41 @@
+// Connections to a coordinator, and gRPC's errors as absl::Status.
+#ifndef QUERN_CLIENT_CONNECTION_H_
+#define QUERN_CLIENT_CONNECTION_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/interrupt.h"
+#include "quern/v1/jobs.grpc.pb.h"
+
+namespace quern::client {
+
+inline constexpr char kDefaultServer[] = "unix:/run/quern/quern.sock";
+
+// Code and message; the two enumerations agree in their numbers.
+absl::Status FromGrpc(const grpc::Status& status);
+
+// A channel with Quern's limits (messages of up to 64 MiB, no HTTP proxy). Does not connect yet.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
+
+// Blocks until the server answers. UNAVAILABLE says how to start one.
+absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, absl::Duration timeout);
+
+// Runs a blocking call on another thread and gives it up, with CANCELLED, at the first interrupt.
+absl::Status CallInterruptibly(Interrupt& interrupt, const std::function<grpc::Status(grpc::ClientContext*)>& call);
+
+// "7", "jobs/7" -> "jobs/7".
+std::string JobName(const std::string& text);
+
+// A random UUID, for request ids.
+std::string RandomUuid();
+
+}  // namespace quern::client
+
+#endif  // QUERN_CLIENT_CONNECTION_H_

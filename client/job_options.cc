@@ -1,0 +1,109 @@
+#include "client/job_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/byte_size.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "base/task_memory.h"
+#include "client/exit_code.h"
+#include "client/paths.h"
+
+namespace quern::client {
+namespace {
+
+// A recipe is written by hand; anything larger is another file taken for one.
+constexpr uint64_t kMaxRecipeSize = 4 * kMiB;
+
+}  // namespace
+
+std::vector<std::string> SplitPatterns(const std::vector<std::string>& values) {
+  std::vector<std::string> patterns;
+  for (const std::string& value : values) {
+    absl::string_view rest = value;
+    while (!rest.empty()) {
+      const size_t comma = absl::StartsWith(rest, "re:") ? absl::string_view::npos : rest.find(',');
+      const absl::string_view pattern = absl::StripAsciiWhitespace(rest.substr(0, comma));
+      if (!pattern.empty()) patterns.emplace_back(pattern);
+      rest = comma == absl::string_view::npos ? absl::string_view() : rest.substr(comma + 1);
+      rest = absl::StripLeadingAsciiWhitespace(rest);
+    }
+  }
+  return patterns;
+}
+
+absl::StatusOr<uint64_t> ParseSizeOption(absl::string_view option, absl::string_view text) {
+  absl::StatusOr<uint64_t> size = ParseByteSize(text);
+  if (!size.ok()) return UsageError(absl::StrCat(option, ": ", size.status().message()));
+  if (*size == 0) return UsageError(absl::StrCat(option, ": the size must be above 0"));
+  return size;
+}
+
+void WorkerOptions::AddTo(CLI::App& app) {
+  app.add_option("--memory", memory, "Memory for buffers, all workers together")->type_name("SIZE")->capture_default_str();
+  app.add_option("--threads", threads, "Threads that compute (default: as many as there are CPUs)")
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N");
+  app.add_option("--reader", reader, "How files are read: auto, direct, buffered or mmap")
+      ->check(CLI::IsMember({"auto", "direct", "buffered", "mmap"}))
+      ->type_name("MODE")
+      ->capture_default_str();
+}
+
+absl::StatusOr<uint64_t> WorkerOptions::MemoryBytes() const {
+  QUERN_ASSIGN_OR_RETURN(const uint64_t bytes, ParseSizeOption("--memory", memory));
+  if (bytes >= kMinimumTaskMemory) return bytes;
+  return UsageError(absl::StrCat("--memory: no task runs with less than ", FormatByteSize(kMinimumTaskMemory)));
+}
+
+void QuantizeOptions::AddTo(CLI::App& app, bool output) {
+  app.add_option("source", source, "Checkpoint directory, or org/name[@revision] in the local Hugging Face cache")
+      ->required()
+      ->type_name("SRC");
+  app.add_option("--scheme", scheme, "Preset such as W4A16, W4A16_ASYM or W8A16")->type_name("NAME");
+  app.add_option("--group-size", group_size, "Weights that share a scale, or \"channel\" for one scale a row")->type_name("N|channel");
+  app.add_option("--targets", targets,
+                 "What is quantized: a role, an exact module name, a glob, or re:REGEX. May be repeated; commas separate")
+      ->allow_extra_args(false)
+      ->type_name("PATTERN");
+  app.add_option("--ignore", ignore, "What is left alone; written like --targets and stronger than it")
+      ->allow_extra_args(false)
+      ->type_name("PATTERN");
+  app.add_option("--recipe", recipe_file, "YAML recipe; the options above are applied on top of it")->type_name("FILE");
+  app.add_option("--max-shard-size", max_shard_size, "Largest file of the output")->type_name("SIZE")->capture_default_str();
+  if (!output) return;
+  app.add_flag("--overwrite", overwrite, "Replace a result of Quern that is in the output, or a job that was begun with other options");
+  app.add_flag("--verify-source", verify_source, "Hash all of the source before the start, not only samples of it");
+}
+
+absl::StatusOr<quern::v1::QuantizeSpec> QuantizeOptions::ToSpec(bool remote) const {
+  quern::v1::QuantizeSpec spec;
+  if (scheme.empty() && recipe_file.empty()) return UsageError("one of --scheme and --recipe is needed");
+  if (!group_size.empty() && group_size != "channel") {
+    uint32_t number;
+    if (!absl::SimpleAtoi(group_size, &number) || number == 0) {
+      return UsageError(absl::StrCat("--group-size: \"", group_size, "\" is neither a number above 0 nor \"channel\""));
+    }
+  }
+  QUERN_ASSIGN_OR_RETURN(const uint64_t shard_size, ParseSizeOption("--max-shard-size", max_shard_size));
+  QUERN_ASSIGN_OR_RETURN(*spec.mutable_source(), ResolveSource(source, remote));
+  if (!recipe_file.empty()) {
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_recipe(), ReadFileToString(recipe_file, kMaxRecipeSize));
+    if (spec.recipe().empty()) return absl::InvalidArgumentError(absl::StrCat("the recipe ", recipe_file, " is empty"));
+  }
+  spec.set_scheme(scheme);
+  spec.set_group_size(group_size);
+  for (std::string& pattern : SplitPatterns(targets)) spec.add_targets(std::move(pattern));
+  for (std::string& pattern : SplitPatterns(ignore)) spec.add_ignore(std::move(pattern));
+  spec.set_max_shard_size(shard_size);
+  spec.set_overwrite(overwrite);
+  spec.set_verify_source(verify_source);
+  spec.set_export_format("compressed-tensors");
+  return spec;
+}
+
+}  // namespace quern::client

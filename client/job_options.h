@@ -1,0 +1,55 @@
+// Options that several commands share, and the requests that they make.
+#ifndef QUERN_CLIENT_JOB_OPTIONS_H_
+#define QUERN_CLIENT_JOB_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "quern/v1/jobs.pb.h"
+
+namespace CLI {
+class App;
+}
+
+namespace quern::client {
+
+// "a,b" is two patterns. From "re:" on the text is one pattern, since commas are part of regular expressions.
+std::vector<std::string> SplitPatterns(const std::vector<std::string>& values);
+
+// What the private worker of a command may use. Errors are UsageErrors.
+struct WorkerOptions {
+  std::string memory = "512MiB";
+  uint32_t threads = 0;  // 0: as many as there are CPUs
+  std::string reader = "auto";
+
+  void AddTo(CLI::App& app);
+  absl::StatusOr<uint64_t> MemoryBytes() const;
+};
+
+// What is to be quantized, and how.
+struct QuantizeOptions {
+  std::string source;
+  std::string scheme;
+  std::string group_size;
+  std::vector<std::string> targets;
+  std::vector<std::string> ignore;
+  std::string recipe_file;
+  std::string max_shard_size = "2GiB";
+  bool overwrite = false;
+  bool verify_source = false;
+
+  // `output`: also the options that only matter when something is written.
+  void AddTo(CLI::App& app, bool output);
+  // Reads the recipe file. `remote`: the coordinator may run on another machine. Leaves output, memory and reader empty.
+  absl::StatusOr<quern::v1::QuantizeSpec> ToSpec(bool remote) const;
+};
+
+// Sizes on the command line: UsageError names the option.
+absl::StatusOr<uint64_t> ParseSizeOption(absl::string_view option, absl::string_view text);
+
+}  // namespace quern::client
+
+#endif  // QUERN_CLIENT_JOB_OPTIONS_H_

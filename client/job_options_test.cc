@@ -1,0 +1,108 @@
+#include "client/job_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+
+#include "base/byte_size.h"
+#include "base/file.h"
+#include "base/status_matchers.h"
+#include "client/exit_code.h"
+
+namespace quern::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Parsed {
+  QuantizeOptions job;
+  WorkerOptions worker;
+};
+
+// Parses as a shell would give it, without quoting.
+Parsed Parse(std::vector<std::string> arguments) {
+  Parsed parsed;
+  CLI::App app;
+  parsed.job.AddTo(app, /*output=*/true);
+  parsed.worker.AddTo(app);
+  std::reverse(arguments.begin(), arguments.end());
+  app.parse(arguments);
+  return parsed;
+}
+
+TEST(SplitPatternsTest, CommasSeparateExceptInRegularExpressions) {
+  EXPECT_THAT(SplitPatterns({"attention, mlp", "routed_experts"}), ElementsAre("attention", "mlp", "routed_experts"));
+  EXPECT_THAT(SplitPatterns({"re:a{1,2}", "mlp,re:b{3,4}"}), ElementsAre("re:a{1,2}", "mlp", "re:b{3,4}"));
+  EXPECT_THAT(SplitPatterns({",, ,", ""}), IsEmpty());
+}
+
+TEST(JobOptionsTest, PatternsDoNotSwallowTheSource) {
+  const Parsed parsed =
+      Parse({"--scheme", "W4A16", "--targets", "attention", "org/name", "--targets", "mlp,lm_head", "--ignore", "re:x,y"});
+  QUERN_ASSERT_OK_AND_ASSIGN(quern::v1::QuantizeSpec spec, parsed.job.ToSpec(false));
+  EXPECT_EQ(spec.source(), "org/name");
+  EXPECT_THAT(spec.targets(), ElementsAre("attention", "mlp", "lm_head"));
+  EXPECT_THAT(spec.ignore(), ElementsAre("re:x,y"));
+}
+
+TEST(JobOptionsTest, EveryOptionReachesTheSpec) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("options"));
+  const std::string recipe = directory.path() + "/recipe.yaml";
+  QUERN_ASSERT_OK(WriteFileDurably(recipe, "scheme: W4A16\n"));
+  const Parsed parsed = Parse({"org/name", "--recipe", recipe, "--group-size", "channel", "--max-shard-size", "2GB", "--overwrite",
+                               "--verify-source", "--memory", "1GiB", "--threads", "3", "--reader", "mmap"});
+  QUERN_ASSERT_OK_AND_ASSIGN(quern::v1::QuantizeSpec spec, parsed.job.ToSpec(false));
+  EXPECT_EQ(spec.recipe(), "scheme: W4A16\n");
+  EXPECT_EQ(spec.group_size(), "channel");
+  EXPECT_EQ(spec.max_shard_size(), 2'000'000'000);
+  EXPECT_TRUE(spec.overwrite());
+  EXPECT_TRUE(spec.verify_source());
+  EXPECT_EQ(spec.export_format(), "compressed-tensors");
+  EXPECT_THAT(parsed.worker.MemoryBytes(), IsOkAndHolds(kGiB));
+  EXPECT_EQ(parsed.worker.threads, 3);
+  EXPECT_EQ(parsed.worker.reader, "mmap");
+}
+
+TEST(JobOptionsTest, DefaultsAreTheDocumentedOnes) {
+  const Parsed parsed = Parse({"org/name", "--scheme", "W4A16"});
+  QUERN_ASSERT_OK_AND_ASSIGN(quern::v1::QuantizeSpec spec, parsed.job.ToSpec(false));
+  EXPECT_EQ(spec.max_shard_size(), 2 * kGiB);
+  EXPECT_FALSE(spec.overwrite());
+  EXPECT_THAT(parsed.worker.MemoryBytes(), IsOkAndHolds(512 * kMiB));
+  EXPECT_EQ(parsed.worker.reader, "auto");
+}
+
+TEST(JobOptionsTest, MistakesAreUsageErrors) {
+  const auto exit_code = [](std::vector<std::string> arguments) {
+    return ExitCodeOf(Parse(std::move(arguments)).job.ToSpec(false).status());
+  };
+  EXPECT_EQ(exit_code({"org/name"}), ExitCode::kUsage);
+  EXPECT_EQ(exit_code({"org/name", "--scheme", "W4A16", "--group-size", "0"}), ExitCode::kUsage);
+  EXPECT_EQ(exit_code({"org/name", "--scheme", "W4A16", "--group-size", "-32"}), ExitCode::kUsage);
+  EXPECT_EQ(exit_code({"org/name", "--scheme", "W4A16", "--max-shard-size", "2 apples"}), ExitCode::kUsage);
+  EXPECT_EQ(exit_code({"org/name", "--scheme", "W4A16", "--max-shard-size", "0"}), ExitCode::kUsage);
+  EXPECT_THAT(Parse({"org/name", "--memory", "much"}).worker.MemoryBytes(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--memory")));
+}
+
+TEST(JobOptionsTest, MemoryThatNoTaskRunsWithIsRefused) {
+  EXPECT_THAT(Parse({"org/name", "--memory", "16MiB"}).worker.MemoryBytes(), IsOkAndHolds(16 * kMiB));
+  EXPECT_EQ(ExitCodeOf(Parse({"org/name", "--memory", "15MiB"}).worker.MemoryBytes().status()), ExitCode::kUsage);
+}
+
+TEST(JobOptionsTest, WhatTheDiskLacksIsNoUsageError) {
+  EXPECT_EQ(ExitCodeOf(Parse({"/no/such", "--scheme", "W4A16"}).job.ToSpec(false).status()), ExitCode::kFailed);
+  EXPECT_EQ(ExitCodeOf(Parse({"org/name", "--recipe", "/no/such.yaml"}).job.ToSpec(false).status()), ExitCode::kFailed);
+}
+
+TEST(JobOptionsTest, UnknownReaderAndNoSourceAreRefused) {
+  EXPECT_THROW(Parse({"org/name", "--reader", "telepathy"}), CLI::ValidationError);
+  EXPECT_THROW(Parse({"--scheme", "W4A16"}), CLI::RequiredError);
+  EXPECT_THROW(Parse({"org/name", "--threads", "0"}), CLI::ValidationError);
+}
+
+}  // namespace
+}  // namespace quern::client

@@ -1,0 +1,108 @@
+#include "client/job_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace quern::client {
+namespace {
+
+using quern::v1::Job;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Job QuantizeJob(Job::State state) {
+  Job job;
+  job.set_name("jobs/7");
+  job.set_state(state);
+  job.mutable_spec()->set_output("/out");
+  job.mutable_spec()->mutable_quantize()->set_source("/in");
+  job.mutable_create_time()->set_seconds(1'700'000'000);
+  job.mutable_progress()->set_tasks_total(4);
+  job.mutable_progress()->set_tasks_done(3);
+  return job;
+}
+
+TEST(JobReportTest, JobsTableShowsStateTasksAndAge) {
+  quern::v1::ListJobsResponse jobs;
+  *jobs.add_jobs() = QuantizeJob(Job::RUNNING);
+  const std::string text = FormatJobs(jobs, absl::FromUnixSeconds(1'700'000'090));
+  EXPECT_THAT(text, AllOf(HasSubstr("jobs/7  running"), HasSubstr("3/4"), HasSubstr("1:30"), HasSubstr("quantize /in -> /out")));
+  EXPECT_EQ(FormatJobs({}, absl::UnixEpoch()), "no jobs\n");
+}
+
+TEST(JobReportTest, HistoryShowsEveryAttempt) {
+  quern::v1::ListTasksResponse tasks;
+  auto* task = tasks.add_tasks();
+  task->set_name("jobs/7/tasks/0");
+  auto* lost = task->add_attempts();
+  lost->set_attempt(1);
+  lost->set_state(quern::v1::Attempt::LOST);
+  lost->mutable_grant_time()->set_seconds(100);
+  lost->mutable_end_time()->set_seconds(165);
+  lost->set_reason("OUT_OF_MEMORY");
+  lost->set_message("killed with 512 MiB");
+  auto* running = task->add_attempts();
+  running->set_attempt(2);
+  running->set_state(quern::v1::Attempt::GRANTED);
+  EXPECT_THAT(FormatJob(QuantizeJob(Job::RUNNING), tasks),
+              AllOf(HasSubstr("lost"), HasSubstr("1:05"), HasSubstr("OUT_OF_MEMORY: killed with 512 MiB"), HasSubstr("granted")));
+}
+
+TEST(JobReportTest, OutcomeOfSuccessHasBytesRateAndError) {
+  WatchOutcome outcome;
+  outcome.job = QuantizeJob(Job::SUCCEEDED);
+  outcome.job.mutable_progress()->set_bytes_to_read(8'000'000'000);
+  outcome.job.mutable_progress()->set_bytes_read(8'000'000'000);
+  outcome.job.mutable_progress()->set_sum_squares(100);
+  outcome.job.mutable_progress()->set_sum_squared_error(1);
+  outcome.elapsed = absl::Seconds(2);
+  outcome.bytes_read = 2'000'000'000;  // the rest was read by an earlier run
+  EXPECT_THAT(FormatOutcome(outcome),
+              AllOf(HasSubstr("succeeded"), HasSubstr("7.45 GiB read"), HasSubstr("1 GB/s"), HasSubstr("SQNR 20.0 dB")));
+}
+
+TEST(JobReportTest, OutcomeOfFailureSaysWhereAndWhy) {
+  WatchOutcome outcome;
+  outcome.job = QuantizeJob(Job::FAILED);
+  outcome.job.mutable_error()->set_reason("DISK_FULL");
+  outcome.job.mutable_error()->set_task("jobs/7/tasks/2");
+  outcome.job.mutable_error()->set_message("disk full: 12 GiB are needed on /out; free space and run again");
+  EXPECT_THAT(FormatOutcome(outcome), HasSubstr("DISK_FULL in jobs/7/tasks/2: disk full: 12 GiB"));
+}
+
+TEST(JobReportTest, MismatchesAreListedUpToALimit) {
+  WatchOutcome outcome;
+  outcome.job = QuantizeJob(Job::SUCCEEDED);
+  for (int i = 0; i < 60; ++i) {
+    auto* mismatch = outcome.job.add_mismatches();
+    mismatch->set_file("model.safetensors");
+    mismatch->set_tensor("lm_head.weight");
+    mismatch->set_offset(4096);
+    mismatch->set_what("scale is not finite");
+  }
+  EXPECT_THAT(FormatOutcome(outcome),
+              AllOf(HasSubstr("MISMATCH"), HasSubstr("model.safetensors: lm_head.weight at byte 4096: scale is not finite"),
+                    HasSubstr("and 10 more")));
+}
+
+TEST(JobReportTest, AlreadyDoneClaimsNoWork) {
+  WatchOutcome outcome;
+  outcome.job = QuantizeJob(Job::SUCCEEDED);
+  outcome.job.set_already_done(true);
+  EXPECT_THAT(FormatOutcome(outcome), AllOf(HasSubstr("already done"), Not(HasSubstr("tasks;"))));
+}
+
+TEST(JobReportTest, WorkersShowWhenTheyWereSeen) {
+  quern::v1::ListWorkersResponse workers;
+  auto* worker = workers.add_workers();
+  worker->set_name("workers/a");
+  worker->set_state("ready");
+  worker->set_memory(512 << 20);
+  worker->mutable_last_seen()->set_seconds(100);
+  EXPECT_THAT(FormatWorkers(workers, absl::FromUnixSeconds(103)),
+              AllOf(HasSubstr("workers/a"), HasSubstr("512 MiB"), HasSubstr("0:03 ago")));
+}
+
+}  // namespace
+}  // namespace quern::client

@@ -1,0 +1,52 @@
+#include "client/paths.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+
+namespace quern::client {
+
+absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
+  if (path.empty()) return absl::InvalidArgumentError("the path is empty");
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+  if (error) return ErrnoToStatus(error.value(), "resolve", path);
+  std::string text = absolute.string();
+  while (text.size() > 1 && text.back() == '/') text.pop_back();
+  return text;
+}
+
+bool IsRepositoryName(absl::string_view text) {
+  const size_t at = text.find('@');
+  const absl::string_view name = text.substr(0, at);
+  if (at != absl::string_view::npos && at + 1 == text.size()) return false;
+  const size_t slash = name.find('/');
+  if (slash == absl::string_view::npos || slash == 0 || slash + 1 == name.size()) return false;
+  if (name.find('/', slash + 1) != absl::string_view::npos) return false;
+  const auto valid = [](absl::string_view part) {
+    if (part.front() == '.' || part.front() == '-') return false;
+    for (const char c : part) {
+      if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '_' && c != '.') return false;
+    }
+    return true;
+  };
+  return valid(name.substr(0, slash)) && valid(name.substr(slash + 1));
+}
+
+absl::StatusOr<std::string> ResolveSource(const std::string& text, bool remote) {
+  std::error_code error;
+  if (std::filesystem::is_directory(text, error)) return AbsolutePath(text);
+  if (std::filesystem::exists(text, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(text, " is no directory; give the directory that holds the checkpoint"));
+  }
+  if (IsRepositoryName(text)) return text;
+  if (remote && absl::StartsWith(text, "/")) return text;
+  return absl::NotFoundError(absl::StrCat("there is no directory ", text, ", and it is no name of the form org/name[@revision] either"));
+}
+
+}  // namespace quern::client

@@ -1,0 +1,25 @@
+// Paths as the coordinator wants them: absolute.
+#ifndef QUERN_CLIENT_PATHS_H_
+#define QUERN_CLIENT_PATHS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace quern::client {
+
+// Absolute, without "." and "..", links followed as far as the path exists.
+absl::StatusOr<std::string> AbsolutePath(const std::string& path);
+
+// True for "org/name" and "org/name@revision" as Hugging Face spells them.
+bool IsRepositoryName(absl::string_view text);
+
+// What to send for a source: the absolute path when `text` is a directory here, else `text` when it names a repository, which the
+// coordinator looks up in its Hugging Face cache. NOT_FOUND otherwise, except for an absolute path with `remote`: that directory may exist
+// where the coordinator runs.
+absl::StatusOr<std::string> ResolveSource(const std::string& text, bool remote);
+
+}  // namespace quern::client
+
+#endif  // QUERN_CLIENT_PATHS_H_

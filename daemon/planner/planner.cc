@@ -1,0 +1,92 @@
+#include "daemon/planner/planner.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "daemon/planner/plans.h"
+#include "daemon/planner/source_evidence.h"
+
+namespace quern::daemon {
+namespace {
+
+using quern::v1::JobSpec;
+using quern::v1::TensorFate;
+
+// Every operation has its details, and only those.
+absl::Status CheckDetails(const JobSpec& spec) {
+  bool fits = false;
+  switch (spec.operation()) {
+    case quern::v1::QUANTIZE:
+      fits = spec.has_quantize();
+      break;
+    case quern::v1::VERIFY:
+      fits = spec.has_verify();
+      break;
+    case quern::v1::SYNTHESIZE:
+      fits = spec.has_synthesize();
+      break;
+    default:
+      return absl::UnimplementedError(absl::StrCat("operation ", quern::v1::Operation_Name(spec.operation()),
+                                                   " is not supported; known: QUANTIZE, VERIFY, SYNTHESIZE"));
+  }
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a job with operation ", quern::v1::Operation_Name(spec.operation()), " needs its details"));
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const JobSpec& spec, bool with_fingerprints) {
+  QUERN_RETURN_IF_ERROR(CheckDetails(spec));
+  switch (spec.operation()) {
+    case quern::v1::QUANTIZE:
+      return PlanQuantize(spec.quantize(), with_fingerprints);
+    case quern::v1::VERIFY:
+      return PlanVerify(spec.verify(), spec.output(), with_fingerprints);
+    default:
+      return PlanSynthesize(spec.synthesize());
+  }
+}
+
+absl::StatusOr<quern::v1::PlanSummary> MakeIdentity(const JobSpec& spec) {
+  QUERN_RETURN_IF_ERROR(CheckDetails(spec));
+  if (spec.operation() == quern::v1::VERIFY) return VerifyIdentity(spec.verify(), spec.output());
+  if (spec.operation() == quern::v1::SYNTHESIZE) return SynthesizeIdentity(spec.synthesize());
+  quern::v1::PlanSummary summary;
+  QUERN_RETURN_IF_ERROR(OpenQuantize(spec.quantize(), /*with_fingerprints=*/true, summary).status());
+  return summary;
+}
+
+std::vector<TensorFate> TensorFates(const Plan& plan) {
+  std::vector<TensorFate> fates;
+  for (const quern::v1::TaskSpec& task : plan.tasks) {
+    for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+      TensorFate fate;
+      fate.set_shard(task.label());
+      if (unit.has_copy()) {
+        fate.set_tensor(unit.copy().source().tensor());
+        fate.set_fate(TensorFate::COPIED);
+        fate.set_reason(unit.copy().reason());
+        fate.set_role(unit.copy().role());
+        fate.set_dtype(unit.copy().output().dtype());
+        *fate.mutable_shape() = unit.copy().output().shape();
+      } else if (unit.has_quantize()) {
+        const quern::v1::QuantizeUnit& quantize = unit.quantize();
+        fate.set_tensor(quantize.weight().tensor());
+        fate.set_fate(TensorFate::QUANTIZED);
+        fate.set_reason(quantize.reason());
+        fate.set_scheme(quantize.scheme());
+        fate.set_role(quantize.role());
+        fate.set_dtype(quantize.weight().dtype());
+        fate.add_shape(quantize.weight().rows());
+        fate.add_shape(quantize.weight().cols());
+      } else {
+        continue;  // generated: has no source
+      }
+      fates.push_back(std::move(fate));
+    }
+  }
+  fates.insert(fates.end(), plan.summary.dropped().begin(), plan.summary.dropped().end());
+  return fates;
+}
+
+}  // namespace quern::daemon

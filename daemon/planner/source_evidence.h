@@ -1,0 +1,39 @@
+// What a plan records of its source's files, and the identity made of it.
+#ifndef QUERN_DAEMON_PLANNER_SOURCE_EVIDENCE_H_
+#define QUERN_DAEMON_PLANNER_SOURCE_EVIDENCE_H_
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/checkpoint.h"
+#include "daemon/recipe/recipe.h"
+#include "quern/v1/jobs.pb.h"
+#include "quern/v1/plan.pb.h"
+
+namespace quern::daemon {
+
+struct EvidenceOptions {
+  bool samples = true;         // read 64 samples a file; without, only what the headers said
+  bool whole_content = false;  // hash every byte
+};
+
+// Adds one SourceFile for each shard, in their order, to `summary`. Blocks on reads.
+absl::Status AddSourceFiles(const checkpoint::Checkpoint& checkpoint, const EvidenceOptions& options, quern::v1::PlanSummary& summary);
+
+// SHA-256 over all of `summary` that must be equal for a stored plan to be resumed: source files (but not their whole content, which only
+// some runs know), recipe, max_shard_size, numerics version, and `what`, which names the operation and its other options.
+std::string IdentityOf(const quern::v1::PlanSummary& summary, absl::string_view what);
+
+// The parts of a QUANTIZE job that both its plan and its identity need.
+struct QuantizeInputs {
+  checkpoint::Checkpoint checkpoint;
+  Recipe recipe;
+  std::string export_format;
+  uint64_t max_shard_size = 0;
+};
+// Opens the source and fills the identity's fields of `summary`; identity itself only with samples.
+absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints, quern::v1::PlanSummary& summary);
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_PLANNER_SOURCE_EVIDENCE_H_

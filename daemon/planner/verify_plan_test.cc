@@ -1,0 +1,255 @@
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/digest.h"
+#include "base/file.h"
+#include "base/status_matchers.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/model_config.h"
+#include "daemon/manifest/manifest.h"
+#include "daemon/planner/planner.h"
+#include "daemon/planner/test_checkpoint.h"
+
+namespace quern::daemon {
+namespace {
+
+using quern::v1::JobSpec;
+using quern::v1::ValueCheck;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+// An output as publishing would leave it, but with zeros for data.
+class VerifyPlan : public testing::Test {
+ protected:
+  VerifyPlan() : source_("llama"), output_(*TempDir::Make("planner_verify")) {
+    source_.AddDenseLayer(0, 64, 96);
+    source_.AddDenseLayer(1, 64, 96);
+    source_.AddOuter(40, 64);
+    source_.Write();
+  }
+
+  void SetUp() override {
+    JobSpec job = QuantizeJob(source_.path(), "{scheme: W3A16_ASYM, group_size: 32}");
+    job.mutable_quantize()->set_max_shard_size(40'000);
+    QUERN_ASSERT_OK_AND_ASSIGN(plan_, MakePlan(job, true));
+    ASSERT_GT(plan_.tasks.size(), 1u);
+    manifest_.numerics_version = plan_.summary.numerics_version();
+    manifest_.recipe = plan_.summary.resolved_recipe();
+    manifest_.export_format = "compressed-tensors";
+    manifest_.max_shard_size = 40'000;
+    for (const quern::v1::SourceFile& file : plan_.summary.source_files()) {
+      manifest_.source_files.push_back({BaseName(file.path()), file.size(), file.header_sha256()});
+    }
+    checkpoint::ShardIndex index;
+    for (const quern::v1::TaskSpec& task : plan_.tasks) {
+      WriteSparseShard(Path(task.label()), task.write_shard().header(), task.write_shard().file_size());
+      AddFile(task.label());
+      for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+        if (unit.has_copy()) {
+          index.weight_map[unit.copy().output().name()] = task.label();
+          manifest_.copied.push_back({unit.copy().output().name(), "model.safetensors", std::string(16, 'd'), task.label(),
+                                      unit.copy().role(), unit.copy().reason()});
+          continue;
+        }
+        const quern::v1::QuantizeUnit& quantize = unit.quantize();
+        for (const quern::v1::OutputTensor& output : quantize.outputs()) index.weight_map[output.name()] = task.label();
+        ManifestModule module;
+        module.module = quantize.module();
+        module.scheme = quantize.scheme();
+        module.source_tensor = quantize.weight().tensor();
+        module.source_file = "model.safetensors";
+        module.source_dtype = quantize.weight().dtype();
+        module.source_shape = {quantize.weight().rows(), quantize.weight().cols()};
+        module.source_digest = std::string(16, 'd');
+        module.shard = task.label();
+        module.role = quantize.role();
+        module.reason = quantize.reason();
+        module.error.set_module(module.module);
+        module.error.set_count(quantize.weight().rows() * quantize.weight().cols());
+        manifest_.modules.push_back(std::move(module));
+      }
+    }
+    WriteText(Path("model.safetensors.index.json"), checkpoint::BuildShardIndex(index));
+    AddFile("model.safetensors.index.json");
+    QUERN_ASSERT_OK_AND_ASSIGN(const checkpoint::Checkpoint source, checkpoint::Checkpoint::Open(source_.path()));
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::string config,
+                               checkpoint::WithQuantizationConfig(source.config(), plan_.summary.quantization_config()));
+    WriteText(Path("config.json"), config);
+    AddFile("config.json");
+    QUERN_ASSERT_OK(MakeDirectories(Path(".quern")));
+    WriteText(Path(".quern/run.json"), "{}");
+    WriteManifest();
+  }
+
+  std::string Path(const std::string& name) const { return JoinPath(output_.path(), name); }
+
+  void AddFile(const std::string& name) {
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::string content, ReadFileToString(Path(name)));
+    manifest_.files.push_back({name, content.size(), Sha256Of(content)});
+  }
+
+  void WriteManifest() { WriteText(Path(kManifestName), ManifestToJson(manifest_)); }
+
+  void Edit(const std::string& name, absl::string_view from, absl::string_view to) {
+    QUERN_ASSERT_OK_AND_ASSIGN(std::string text, ReadFileToString(Path(name)));
+    const size_t at = text.find(std::string(from));
+    ASSERT_NE(at, std::string::npos) << name << " lacks " << from;
+    text.replace(at, from.size(), std::string(to));
+    WriteText(Path(name), text);
+  }
+
+  absl::StatusOr<Plan> Verify(bool against = false) const {
+    JobSpec job;
+    job.set_operation(quern::v1::VERIFY);
+    job.set_output(output_.path());
+    job.mutable_verify();
+    if (against) job.mutable_verify()->set_against(source_.path());
+    return MakePlan(job, true);
+  }
+
+  // "file tensor: what" of each mismatch.
+  std::vector<std::string> Mismatches(bool against = false) const {
+    const absl::StatusOr<Plan> plan = Verify(against);
+    EXPECT_THAT(plan, IsOk());
+    std::vector<std::string> texts;
+    if (!plan.ok()) return texts;
+    for (const quern::v1::Mismatch& mismatch : plan->summary.mismatches()) {
+      texts.push_back(absl::StrCat(mismatch.file(), " ", mismatch.tensor(), ": ", mismatch.what()));
+    }
+    return texts;
+  }
+
+  TestCheckpoint source_;
+  TempDir output_;
+  Plan plan_;
+  Manifest manifest_;
+};
+
+TEST_F(VerifyPlan, IntactOutputHasATaskForEachFile) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, Verify());
+  EXPECT_THAT(plan.summary.mismatches(), IsEmpty());
+  ASSERT_EQ(plan.tasks.size(), manifest_.files.size());
+  std::map<ValueCheck::Kind, int> kinds;
+  for (size_t i = 0; i < plan.tasks.size(); ++i) {
+    const quern::v1::VerifyFile& work = plan.tasks[i].verify_file();
+    EXPECT_EQ(work.path(), Path(manifest_.files[i].name));
+    EXPECT_EQ(work.size(), manifest_.files[i].size);
+    EXPECT_EQ(work.sha256(), manifest_.files[i].sha256);
+    EXPECT_EQ(plan.tasks[i].bytes_to_read(), work.size());
+    for (const ValueCheck& check : work.checks()) {
+      ++kinds[check.kind()];
+      EXPECT_LE(check.tensor().offset() + check.tensor().size(), work.size());
+      if (check.kind() == ValueCheck::EQUALS) {
+        EXPECT_EQ(check.expected().size(), 16u);
+      }
+      if (check.kind() == ValueCheck::ZERO_TAIL_BITS) {
+        EXPECT_EQ(check.num_bits(), 3u);
+      }
+      if (check.tensor().name() == "model.layers.0.mlp.up_proj.weight_packed") {
+        EXPECT_EQ(check.elements(), 64u);
+        EXPECT_EQ(check.packed_dim(), 1u);
+      }
+      if (check.tensor().name() == "model.layers.0.mlp.up_proj.weight_zero_point") {
+        EXPECT_EQ(check.elements(), 96u);
+        EXPECT_EQ(check.packed_dim(), 0u);
+      }
+    }
+  }
+  EXPECT_EQ(kinds[ValueCheck::EQUALS], 14);
+  EXPECT_EQ(kinds[ValueCheck::FINITE_NONZERO], 14);
+  EXPECT_EQ(kinds[ValueCheck::ZERO_TAIL_BITS], 28);
+}
+
+TEST_F(VerifyPlan, AgainstTheSourceEveryTensorIsCompared) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, Verify(true));
+  EXPECT_THAT(plan.summary.mismatches(), IsEmpty());
+  int quantized = 0, copied = 0;
+  for (const quern::v1::TaskSpec& task : plan.tasks) {
+    for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
+      if (unit.has_copy()) {
+        ++copied;
+        EXPECT_EQ(unit.copy().source().cols(), unit.copy().output().size());
+        continue;
+      }
+      ++quantized;
+      EXPECT_EQ(unit.expected().module(), unit.quantize().module());
+      EXPECT_EQ(unit.quantize().outputs_size(), 4);
+      EXPECT_EQ(task.source_files(static_cast<int>(unit.quantize().weight().file())).path(), JoinPath(source_.path(), "model.safetensors"));
+    }
+  }
+  EXPECT_EQ(quantized, 14);
+  EXPECT_EQ(copied, 7);
+}
+
+TEST_F(VerifyPlan, FilesThatAreMissingOrTooMany) {
+  QUERN_ASSERT_OK(RemoveFile(Path("config.json")));
+  WriteText(Path("extra.txt"), "x");
+  EXPECT_THAT(Mismatches(), AllOf(Contains("config.json : missing, but the manifest lists it"), Contains("extra.txt : not in the manifest"),
+                                  Contains(HasSubstr("holds no config.json"))));
+}
+
+TEST_F(VerifyPlan, FilesOfAnotherSize) {
+  Edit("config.json", "\n}", "\n}\n ");
+  EXPECT_THAT(Mismatches(), ElementsAre(AllOf(HasSubstr("config.json"), HasSubstr("the manifest says"))));
+}
+
+TEST_F(VerifyPlan, IndexThatLacksATensor) {
+  Edit("model.safetensors.index.json", "\"model.norm.weight\"", "\"model.morn.weight\"");
+  EXPECT_THAT(Mismatches(), ElementsAre(HasSubstr("model.morn.weight")));
+}
+
+TEST_F(VerifyPlan, ConfigThatSaysOtherwise) {
+  Edit("config.json", "\"num_bits\": 3", "\"num_bits\": 4");
+  EXPECT_THAT(Mismatches(), AllOf(SizeIs(14), Contains(HasSubstr("model.layers.0.mlp.up_proj is int3"))));
+}
+
+TEST_F(VerifyPlan, ConfigThatTargetsTooMuch) {
+  Edit("config.json", "\"lm_head\",\n", "\"lm_haed\",\n");
+  Edit("config.json", "up_proj)$\"", "up_proj)$|lm_h\"");
+  EXPECT_THAT(Mismatches(), Contains(HasSubstr("lm_head is not quantized, but group_0")));
+}
+
+TEST_F(VerifyPlan, ManifestThatListsWhatIsNotThere) {
+  manifest_.copied.push_back({"model.ghost.weight", "model.safetensors", std::string(16, 'd'), manifest_.copied[0].shard, "other", "x"});
+  manifest_.modules[0].module += "x";
+  manifest_.modules[1].source_shape = {64, 128};
+  WriteManifest();
+  EXPECT_THAT(Mismatches(), AllOf(Contains(HasSubstr("model.ghost.weight: missing")), Contains(HasSubstr("x.weight_packed: missing")),
+                                  Contains(HasSubstr("does not account for this tensor")), Contains(HasSubstr("its scheme stores"))));
+}
+
+TEST_F(VerifyPlan, AnotherSource) {
+  TestCheckpoint other("llama");
+  other.AddDenseLayer(0, 64, 96);
+  other.AddDenseLayer(1, 64, 128);
+  other.Write();
+  JobSpec job;
+  job.set_operation(quern::v1::VERIFY);
+  job.set_output(output_.path());
+  job.mutable_verify()->set_against(other.path());
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(job, false));
+  std::vector<std::string> texts;
+  for (const quern::v1::Mismatch& mismatch : plan.summary.mismatches()) texts.push_back(mismatch.tensor() + ": " + mismatch.what());
+  EXPECT_THAT(texts, AllOf(Contains(HasSubstr("another size or header")),
+                           Contains(HasSubstr("model.layers.1.mlp.up_proj.weight: the source does not have")),
+                           Contains(HasSubstr("lm_head.weight: the source does not have"))));
+}
+
+TEST_F(VerifyPlan, WithoutAManifestIsRefused) {
+  QUERN_ASSERT_OK(RemoveFile(Path(kManifestName)));
+  EXPECT_THAT(Verify(), StatusIs(kInvalid, HasSubstr("holds no quern_manifest.json")));
+  WriteText(Path(kManifestName), "{");
+  EXPECT_THAT(Verify(), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+}  // namespace
+}  // namespace quern::daemon

@@ -1,0 +1,912 @@
+// Jobs, storage and the rules by which attempts end. job_queue_workers.cc has the protocol of workers.
+#include "daemon/queue/job_queue.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/byte_size.h"
+#include "base/digest.h"
+#include "base/status_macros.h"
+#include "daemon/queue/names.h"
+
+namespace quern::daemon {
+namespace {
+
+using quern::store::AttemptRecord;
+using quern::store::JobRecord;
+using quern::store::TaskRecord;
+using quern::v1::Job;
+using quern::v1::JobError;
+using quern::v1::Task;
+
+constexpr char kNextJobKey[] = "n";
+
+void SetTimestamp(int64_t ns, google::protobuf::Timestamp* timestamp) {
+  timestamp->set_seconds(ns / 1'000'000'000);
+  timestamp->set_nanos(static_cast<int32_t>(ns % 1'000'000'000));
+}
+
+// Numbers in keys: big-endian, as JobKey writes them.
+uint64_t ReadBigEndian(absl::string_view bytes) {
+  uint64_t value = 0;
+  for (char c : bytes) value = value << 8 | static_cast<unsigned char>(c);
+  return value;
+}
+
+bool Terminal(Job::State state) { return state == Job::SUCCEEDED || state == Job::FAILED || state == Job::CANCELLED; }
+
+TaskRecord MakeTaskRecord(const quern::v1::TaskSpec& spec, uint32_t first_attempt) {
+  TaskRecord record;
+  record.set_state(Task::PENDING);
+  record.set_next_attempt(first_attempt);
+  record.set_label(spec.label());
+  *record.mutable_layers() = spec.layers();
+  record.set_bytes_to_read(spec.bytes_to_read());
+  record.set_bytes_to_write(spec.bytes_to_write());
+  record.set_minimum_memory(spec.minimum_memory());
+  record.set_has_output(spec.has_write_shard());
+  return record;
+}
+
+}  // namespace
+
+std::string SightDigest(absl::string_view nonce, absl::string_view samples) {
+  Sha256 sha;
+  sha.Update(nonce);
+  sha.Update(samples);
+  return sha.Finish();
+}
+
+// ---- Sections and storage ----
+
+JobQueue::Section::Section(JobQueue* queue) : queue_(queue) { queue_->mutex_.Lock(); }
+
+// The analysis does not follow a mutex through a pointer of the section.
+JobQueue::Section::~Section() QUERN_NO_THREAD_SAFETY_ANALYSIS {
+  while (queue_->look_at_waiters_) {
+    queue_->look_at_waiters_ = false;
+    queue_->AnswerWaiters();
+  }
+  queue_->Flush();
+  std::vector<std::function<void()>> run;
+  run.swap(queue_->after_unlock_);
+  queue_->mutex_.Unlock();
+  for (auto& f : run) f();
+}
+
+JobQueue::JobQueue(JobQueueOptions options) : options_(std::move(options)), random_(std::random_device{}()) {}
+
+JobQueue::~JobQueue() {
+  Shutdown();
+  MutexLock lock(&mutex_);
+  while (outside_ > 0) idle_.Wait(&mutex_);
+}
+
+void JobQueue::Say(std::function<void(absl::Status)> what) { to_say_.push_back(std::move(what)); }
+
+void JobQueue::Put(std::string key, std::string value) { writes_.push_back({StoreWrite::Kind::kPut, std::move(key), std::move(value)}); }
+
+void JobQueue::PutJob(JobState& job) { Put(JobKey('j', job.record.id()), job.record.SerializeAsString()); }
+
+void JobQueue::PutTask(JobState& job, uint32_t task) {
+  Put(TaskKey('t', job.record.id(), task), job.tasks[task].record.SerializeAsString());
+}
+
+void JobQueue::PutAttempt(const AttemptRef& ref, const AttemptRecord& record) {
+  Put(AttemptKey(ref.job, ref.task, ref.attempt), record.SerializeAsString());
+}
+
+void JobQueue::Flush() {
+  if (!writes_.empty()) {
+    const uint64_t sequence = ++handed_over_;
+    ++outside_;
+    // Under the mutex, so that batches reach the store in the order of the changes.
+    options_.store->Write(std::move(writes_), [this, sequence](absl::Status status) { OnStored(sequence, std::move(status)); });
+    writes_.clear();
+  }
+  for (auto& what : to_say_) {
+    if (broken_.ok() && durable_ != handed_over_) {
+      unsaid_.emplace(handed_over_, std::move(what));
+    } else {
+      after_unlock_.push_back([what = std::move(what), status = broken_] { what(status); });
+    }
+  }
+  to_say_.clear();
+}
+
+void JobQueue::OnStored(uint64_t sequence, absl::Status status) {
+  {
+    Section section(this);
+    durable_ = sequence;
+    if (!status.ok() && broken_.ok()) {
+      broken_ = status;
+      if (options_.on_broken) after_unlock_.push_back([this, status] { options_.on_broken(status); });
+      // What waits for nothing but time must hear of it too.
+      look_at_waiters_ = true;
+    }
+    while (!unsaid_.empty() && (unsaid_.begin()->first <= sequence || !broken_.ok())) {
+      after_unlock_.push_back([what = std::move(unsaid_.begin()->second), status = broken_] { what(status); });
+      unsaid_.erase(unsaid_.begin());
+    }
+  }
+  RunDone();
+}
+
+void JobQueue::Run(std::function<void()> work) {
+  ++outside_;
+  after_unlock_.push_back([this, work = std::move(work)] {
+    options_.run([this, work] {
+      work();
+      RunDone();
+    });
+  });
+}
+
+void JobQueue::RunDone() {
+  MutexLock lock(&mutex_);
+  --outside_;
+  idle_.SignalAll();
+}
+
+void JobQueue::Log(std::string line) {
+  if (options_.on_event) after_unlock_.push_back([this, line = std::move(line)] { options_.on_event(line); });
+}
+
+absl::StatusOr<std::unique_ptr<JobQueue>> JobQueue::Open(JobQueueOptions options) {
+  std::unique_ptr<JobQueue> queue(new JobQueue(std::move(options)));
+  QUERN_RETURN_IF_ERROR(queue->Load());
+  return queue;
+}
+
+absl::Status JobQueue::Load() {
+  MutexLock lock(&mutex_);
+  JobStore* const store = options_.store;
+  // Revisions must grow over restarts, and are not stored.
+  revision_ = static_cast<uint64_t>(absl::ToUnixMicros(options_.clock->Wall()));
+  const absl::StatusOr<std::string> next = store->Get(kNextJobKey);
+  if (next.ok()) {
+    next_job_ = ReadBigEndian(*next);
+  } else if (!absl::IsNotFound(next.status())) {
+    return next.status();
+  }
+  const absl::Duration now = options_.clock->Monotonic();
+  // Job records first: the visitor must not scan while it is called.
+  QUERN_RETURN_IF_ERROR(store->Scan("j", [&](absl::string_view key, absl::string_view value) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+    const uint64_t id = ReadBigEndian(key.substr(1));
+    JobState& job = jobs_[id];
+    if (!job.record.ParseFromArray(value.data(), static_cast<int>(value.size())) || job.record.id() != id) {
+      return absl::DataLossError(absl::StrCat("job store: unreadable record of ", JobName(id)));
+    }
+    job.revision = ++revision_;
+    return absl::OkStatus();
+  }));
+  for (auto& [id, job] : jobs_) {
+    QUERN_RETURN_IF_ERROR(store->Scan(JobKey('t', id), [&, &job = job](absl::string_view, absl::string_view value) {
+      TaskState& task = job.tasks.emplace_back();
+      if (!task.record.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+        return absl::DataLossError(absl::StrCat("job store: unreadable record of ", TaskName(job.record.id(), job.tasks.size() - 1)));
+      }
+      if (task.record.state() == Task::COMMITTED) ++job.committed;
+      if (task.record.state() == Task::PENDING) job.pending.insert(job.tasks.size() - 1);
+      return absl::OkStatus();
+    }));
+    if (job.tasks.size() != job.record.tasks()) {
+      return absl::DataLossError(
+          absl::StrCat("job store: ", JobName(id), " has ", job.tasks.size(), " task records of ", job.record.tasks()));
+    }
+    const Job::State state = job.record.state();
+    job.held = state == Job::QUEUED || state == Job::RUNNING || state == Job::PUBLISHING;
+    const bool stopping = state == Job::CANCELLING || state == Job::CANCELLED || state == Job::FAILED;
+    const auto load_attempt = [&, &job = job](absl::string_view key, absl::string_view value) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+      const AttemptRef ref{job.record.id(), static_cast<uint32_t>(ReadBigEndian(key.substr(9, 4))),
+                           static_cast<uint32_t>(ReadBigEndian(key.substr(13, 4)))};
+      Attempt attempt;
+      if (key.size() != 17 || ref.task >= job.tasks.size() ||
+          !attempt.record.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+        return absl::DataLossError(absl::StrCat("job store: unreadable attempt of ", JobName(ref.job)));
+      }
+      job.next_sequence = std::max({job.next_sequence, attempt.record.grant_sequence() + 1, attempt.record.commit_sequence() + 1});
+      TaskState& task = job.tasks[ref.task];
+      if (task.record.state() == Task::COMMITTED) return absl::OkStatus();
+      const bool granted = attempt.record.state() == quern::v1::Attempt::GRANTED;
+      if (!granted && attempt.record.state() != quern::v1::Attempt::LOST) return absl::OkStatus();
+      attempt.deadline = now + options_.lease;
+      attempt.stop = stopping;
+      if (stopping) attempt.stop_reason = "the job was stopped";
+      if (granted) {
+        WorkerState& worker = workers_[attempt.record.worker()];
+        worker.info.set_worker(attempt.record.worker());
+        worker.info.set_incarnation(attempt.record.incarnation());
+        worker.info.set_host(attempt.record.host());
+        worker.last_seen = now;
+        worker.last_seen_wall = absl::FromUnixNanos(attempt.record.grant_time_ns());
+        worker.granted.insert(ref);
+      }
+      task.attempts.emplace(ref.attempt, std::move(attempt));
+      return absl::OkStatus();
+    };
+    QUERN_RETURN_IF_ERROR(store->Scan(JobKey('a', id), load_attempt));
+  }
+  return absl::OkStatus();
+}
+
+// ---- Small things ----
+
+JobQueue::JobState* JobQueue::FindJob(uint64_t id) {
+  const auto it = jobs_.find(id);
+  return it == jobs_.end() ? nullptr : &it->second;
+}
+
+JobQueue::Attempt* JobQueue::FindAttempt(const AttemptRef& ref) {
+  JobState* const job = FindJob(ref.job);
+  if (job == nullptr || ref.task >= job->tasks.size()) return nullptr;
+  auto& attempts = job->tasks[ref.task].attempts;
+  const auto it = attempts.find(ref.attempt);
+  return it == attempts.end() ? nullptr : &it->second;
+}
+
+bool JobQueue::Schedulable(const JobState& job) {
+  return !job.held && (job.record.state() == Job::QUEUED || job.record.state() == Job::RUNNING);
+}
+
+bool JobQueue::HasGranted(const TaskState& task) {
+  return std::any_of(task.attempts.begin(), task.attempts.end(),
+                     [](const auto& entry) { return entry.second.record.state() == quern::v1::Attempt::GRANTED; });
+}
+
+void JobQueue::Changed(JobState& job) { job.revision = ++revision_; }
+
+quern::v1::Job JobQueue::Snapshot(const JobState& job) const {
+  const JobRecord& record = job.record;
+  Job out;
+  out.set_name(JobName(record.id()));
+  *out.mutable_spec() = record.spec();
+  out.set_state(record.state());
+  if (record.has_error()) *out.mutable_error() = record.error();
+  SetTimestamp(record.create_time_ns(), out.mutable_create_time());
+  if (record.end_time_ns() != 0) SetTimestamp(record.end_time_ns(), out.mutable_end_time());
+  *out.mutable_mismatches() = record.mismatches();
+  out.set_priority(record.priority());
+  out.set_revision(job.revision);
+  quern::v1::Progress& progress = *out.mutable_progress();
+  progress.set_tasks_total(static_cast<uint32_t>(job.tasks.size()));
+  progress.set_tasks_done(job.committed);
+  uint64_t read = 0, written = 0, to_read = 0, to_write = 0;
+  uint32_t running = 0, failed = 0;
+  for (const TaskState& task : job.tasks) {
+    const TaskRecord& t = task.record;
+    to_read += t.bytes_to_read();
+    to_write += t.bytes_to_write();
+    running += t.state() == Task::RUNNING;
+    failed += t.state() == Task::FAILED;
+    if (t.state() == Task::COMMITTED) {
+      read += t.bytes_read();
+      written += t.bytes_written();
+      progress.set_sum_squared_error(progress.sum_squared_error() + t.sum_squared_error());
+      progress.set_sum_squares(progress.sum_squares() + t.sum_squares());
+      progress.set_max_abs_error(std::max(progress.max_abs_error(), t.max_abs_error()));
+      if (t.worst_relative_error() > progress.worst_relative_error()) {
+        progress.set_worst_relative_error(t.worst_relative_error());
+        progress.set_worst_module(t.worst_module());
+      }
+      continue;
+    }
+    // Of several tries only the farthest counts.
+    uint64_t attempt_read = 0, attempt_written = 0;
+    for (const auto& [number, attempt] : task.attempts) {
+      if (attempt.record.state() != quern::v1::Attempt::GRANTED) continue;
+      attempt_read = std::max(attempt_read, attempt.bytes_read);
+      attempt_written = std::max(attempt_written, attempt.bytes_written);
+    }
+    read += attempt_read;
+    written += attempt_written;
+  }
+  progress.set_bytes_read(read);
+  progress.set_bytes_written(written);
+  progress.set_bytes_to_read(to_read);
+  progress.set_bytes_to_write(to_write);
+  progress.set_tasks_running(running);
+  progress.set_tasks_failed(failed);
+  return out;
+}
+
+void JobQueue::SayJob(const JobState& job, JobCallback done) {
+  if (!done) return;
+  Say([done = std::move(done), snapshot = Snapshot(job)](absl::Status status) {
+    if (status.ok()) {
+      done(snapshot);
+    } else {
+      done(status);
+    }
+  });
+}
+
+void JobQueue::SayError(absl::Status status, JobCallback done) {
+  if (!done) return;
+  Say([done = std::move(done), status = std::move(status)](absl::Status stored) { done(stored.ok() ? status : stored); });
+}
+
+namespace {
+absl::Status NoSuchJob(uint64_t job) { return absl::NotFoundError(absl::StrCat("there is no ", JobName(job))); }
+}  // namespace
+
+// ---- Changes of jobs ----
+
+void JobQueue::SetState(JobState& job, Job::State state) {
+  job.record.set_state(state);
+  job.record.set_end_time_ns(Terminal(state) ? absl::ToUnixNanos(options_.clock->Wall()) : 0);
+  PutJob(job);
+  Changed(job);
+  look_at_waiters_ = true;
+  Log(absl::StrCat(JobName(job.record.id()), " is ", Job::State_Name(state),
+                   job.record.has_error() ? absl::StrCat(": ", job.record.error().message()) : ""));
+}
+
+void JobQueue::MakeReady(JobState& job) {
+  SetState(job, Job::PUBLISHING);
+  Say([this, id = job.record.id()](absl::Status status) {
+    if (status.ok()) options_.on_ready(id);
+  });
+}
+
+void JobQueue::StopAttempts(JobState& job, const std::string& reason) {
+  for (TaskState& task : job.tasks) {
+    for (auto& [number, attempt] : task.attempts) {
+      if (attempt.stop) continue;
+      attempt.stop = true;
+      attempt.stop_reason = reason;
+    }
+  }
+  look_at_waiters_ = true;
+}
+
+void JobQueue::Fail(JobState& job, JobError error) {
+  const Job::State state = job.record.state();
+  // The first error is the one that says what to do.
+  if (state == Job::SUCCEEDED || state == Job::FAILED || state == Job::CANCELLED) return;
+  *job.record.mutable_error() = std::move(error);
+  StopAttempts(job, "the job failed");
+  SetState(job, Job::FAILED);
+}
+
+void JobQueue::FailTask(JobState& job, uint32_t task, const std::string& reason, const std::string& message) {
+  TaskRecord& record = job.tasks[task].record;
+  record.set_state(Task::FAILED);
+  job.pending.erase(task);
+  PutTask(job, task);
+  JobError error;
+  error.set_reason(reason);
+  error.set_message(absl::StrCat("task ", task, " (", record.label(), "): ", message));
+  error.set_task(TaskName(job.record.id(), task));
+  Fail(job, std::move(error));
+}
+
+void JobQueue::FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) {
+  uint64_t needed = 0;
+  for (const TaskState& t : job.tasks) {
+    if (t.record.state() != Task::COMMITTED) needed += t.record.bytes_to_write();
+  }
+  needed = std::max(needed, failure.bytes_needed());
+  JobError error;
+  error.set_reason("DISK_FULL");
+  error.set_task(TaskName(job.record.id(), task));
+  error.set_message(absl::StrCat("disk full: ", job.record.spec().output(), " needs ", needed, " bytes (", FormatByteSize(needed),
+                                 ") more; free them and run the job again, finished shards are kept (", failure.message(), ")"));
+  Fail(job, std::move(error));
+}
+
+void JobQueue::EndAttempt(const AttemptRef& ref, quern::v1::Attempt::State state, const std::string& reason, const std::string& message) {
+  JobState& job = *FindJob(ref.job);
+  TaskState& task = job.tasks[ref.task];
+  const auto it = task.attempts.find(ref.attempt);
+  AttemptRecord& record = it->second.record;
+  record.set_state(state);
+  record.set_end_time_ns(absl::ToUnixNanos(options_.clock->Wall()));
+  record.set_reason(reason);
+  record.set_message(message);
+  PutAttempt(ref, record);
+  Log(absl::StrCat(TaskName(ref.job, ref.task), " attempt ", ref.attempt, " on ", record.worker(), " is ",
+                   quern::v1::Attempt::State_Name(state), message.empty() ? "" : ": ", message));
+  if (const auto worker = workers_.find(record.worker()); worker != workers_.end()) worker->second.granted.erase(ref);
+  // A lost one may still commit.
+  if (state != quern::v1::Attempt::LOST) task.attempts.erase(it);
+  if (task.record.state() == Task::RUNNING && !HasGranted(task)) {
+    task.record.set_state(Task::PENDING);
+    job.pending.insert(ref.task);
+    PutTask(job, ref.task);
+  }
+  Changed(job);
+  look_at_waiters_ = true;
+  if (job.record.state() == Job::CANCELLING && std::none_of(job.tasks.begin(), job.tasks.end(), HasGranted)) {
+    SetState(job, Job::CANCELLED);
+  }
+}
+
+bool JobQueue::HalveMemory(TaskState& task, uint64_t used) {
+  const uint64_t next = std::max(used / 2, task.record.minimum_memory());
+  if (next >= used) return false;
+  task.record.set_memory_limit(next);
+  return true;
+}
+
+void JobQueue::CountFailure(JobState& job, uint32_t task, const std::string& reason, const std::string& message) {
+  TaskRecord& record = job.tasks[task].record;
+  record.set_failures(record.failures() + 1);
+  PutTask(job, task);
+  if (record.failures() >= job.record.max_failures()) {
+    FailTask(job, task, reason, absl::StrCat("failed ", record.failures(), " times, the last time with: ", message));
+  }
+}
+
+namespace {
+// Failures of a job that is being stopped are not counted: its attempts were told to end.
+bool CountsFailures(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PAUSED; }
+}  // namespace
+
+void JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message, bool whole_worker_died) {
+  JobState& job = *FindJob(ref.job);
+  TaskState& task = job.tasks[ref.task];
+  const Attempt& attempt = task.attempts.at(ref.attempt);
+  const auto worker = workers_.find(attempt.record.worker());
+  const bool leaving = worker != workers_.end() && worker->second.info.draining();
+  const bool counts = attempt.seen_alive && !leaving && !attempt.stop && CountsFailures(job.record.state());
+  const uint64_t used = attempt.record.memory();
+  EndAttempt(ref, quern::v1::Attempt::LOST, "WORKER_LOST", message);
+  if (!counts) return;
+  std::string what = message;
+  if (whole_worker_died && HalveMemory(task, used)) {
+    absl::StrAppend(&what, "; it may have run out of memory, the next attempt gets ", FormatByteSize(task.record.memory_limit()));
+  }
+  CountFailure(job, ref.task, "WORKER_LOST", what);
+}
+
+void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) {
+  JobState& job = *FindJob(ref.job);
+  TaskState& task = job.tasks[ref.task];
+  const uint64_t used = task.attempts.at(ref.attempt).record.memory();
+  const std::string worker = task.attempts.at(ref.attempt).record.worker();
+  const std::string reason = quern::v1::FailureReason_Name(failure.reason());
+  // Its loss was counted already.
+  const bool was_lost = task.attempts.at(ref.attempt).record.state() == quern::v1::Attempt::LOST;
+  EndAttempt(ref, quern::v1::Attempt::FAILED, reason, failure.message());
+  if (was_lost || !CountsFailures(job.record.state())) return;
+  switch (failure.reason()) {
+    case quern::v1::DISK_FULL:
+      FailFullDisk(job, ref.task, failure);
+      return;
+    case quern::v1::SOURCE_CHANGED:
+    case quern::v1::BAD_INPUT:
+    case quern::v1::MEMORY_TOO_SMALL:
+      FailTask(job, ref.task, reason, failure.message());
+      return;
+    case quern::v1::OUT_OF_MEMORY:
+      // Not counted: halving ends by itself.
+      if (HalveMemory(task, used)) {
+        PutTask(job, ref.task);
+      } else {
+        FailTask(job, ref.task, reason,
+                 absl::StrCat("out of memory on ", worker, " with a buffer pool of ", FormatByteSize(used),
+                              ", the least that the task can use (", FormatByteSize(task.record.minimum_memory()),
+                              "): raise the memory limit of that worker's machine, container or cgroup, then run the job again (",
+                              failure.message(), ")"));
+      }
+      return;
+    default:
+      CountFailure(job, ref.task, reason, failure.message());
+  }
+}
+
+void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) {
+  JobState* const job = FindJob(ref.job);
+  if (job == nullptr || ref.task >= job->tasks.size()) return;
+  TaskState& task = job->tasks[ref.task];
+  if (task.record.state() == Task::COMMITTED) {
+    if (task.record.committed_attempt() == ref.attempt && task.record.sha256() != result.sha256()) {
+      JobError error;
+      error.set_reason("DATA_LOSS");
+      error.set_task(TaskName(ref.job, ref.task));
+      error.set_message(absl::StrCat("task ", ref.task, " (", task.record.label(), ") attempt ", ref.attempt, ": ", worker,
+                                     " reported SHA-256 ", HexDigest(result.sha256()), " after ", HexDigest(task.record.sha256()),
+                                     " was committed: check the memory and disk of that machine, verify the output, or start over"));
+      Log(absl::StrCat("DATA LOSS: ", error.message()));
+      Fail(*job, std::move(error));
+    }
+    return;
+  }
+  if (checking_.count(ref) > 0 || FindAttempt(ref) == nullptr) return;
+  if (!task.record.has_output()) {
+    Commit(ref, result);
+    return;
+  }
+  checking_.insert(ref);
+  const std::string path = options_.attempt_path(job->record.spec().output(), ref.task, ref.attempt);
+  Run([this, ref, path, result] {
+    absl::StatusOr<quern::v1::TaskSpec> spec = LoadSpec(ref);
+    FinishCheck(ref, result, spec.ok() ? options_.check_commit(*spec, path, result) : spec.status());
+  });
+}
+
+void JobQueue::FinishCheck(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& status) {
+  Section section(this);
+  checking_.erase(ref);
+  look_at_waiters_ = true;
+  if (FindAttempt(ref) == nullptr) return;  // another attempt was faster, or the job is gone
+  if (status.ok()) {
+    Commit(ref, result);
+    return;
+  }
+  quern::v1::Failure failure;
+  failure.set_reason(quern::v1::IO_ERROR);
+  failure.set_message(std::string(status.message()));
+  HandleFailure(ref, failure);
+}
+
+void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
+  JobState& job = *FindJob(ref.job);
+  TaskState& task = job.tasks[ref.task];
+  const int64_t now = absl::ToUnixNanos(options_.clock->Wall());
+  for (auto& [number, attempt] : task.attempts) {
+    const AttemptRef other{ref.job, ref.task, number};
+    AttemptRecord& record = attempt.record;
+    if (const auto worker = workers_.find(record.worker()); worker != workers_.end()) worker->second.granted.erase(other);
+    if (number == ref.attempt) {
+      record.set_state(quern::v1::Attempt::COMMITTED);
+      record.clear_reason();
+      record.clear_message();
+      record.set_commit_sequence(job.next_sequence++);
+      *record.mutable_times() = result.times();
+      record.set_peak_rss(result.peak_rss());
+    } else if (record.state() == quern::v1::Attempt::GRANTED) {
+      record.set_state(quern::v1::Attempt::STOPPED);
+      record.set_reason("FENCED");
+      record.set_message(absl::StrCat("attempt ", ref.attempt, " committed first"));
+    } else {
+      continue;
+    }
+    record.set_end_time_ns(now);
+    PutAttempt(other, record);
+  }
+  task.attempts.clear();
+  TaskRecord& record = task.record;
+  record.set_state(Task::COMMITTED);
+  record.set_committed_attempt(ref.attempt);
+  record.set_sha256(result.sha256());
+  record.set_bytes_read(result.bytes_read());
+  record.set_bytes_written(result.bytes_written());
+  record.set_sum_squared_error(0);
+  record.set_sum_squares(0);
+  record.set_max_abs_error(0);
+  record.set_worst_relative_error(0);
+  record.clear_worst_module();
+  for (const quern::v1::ModuleError& error : result.errors()) {
+    record.set_sum_squared_error(record.sum_squared_error() + error.sum_squared_error());
+    record.set_sum_squares(record.sum_squares() + error.sum_squares());
+    record.set_max_abs_error(std::max(record.max_abs_error(), error.max_abs_error()));
+    const double relative = error.sum_squares() > 0 ? error.sum_squared_error() / error.sum_squares() : 0;
+    if (relative > record.worst_relative_error()) {
+      record.set_worst_relative_error(relative);
+      record.set_worst_module(error.module());
+    }
+  }
+  PutTask(job, ref.task);
+  Put(TaskKey('r', ref.job, ref.task), result.SerializeAsString());
+  job.pending.erase(ref.task);
+  ++job.committed;
+  const uint64_t bytes = record.bytes_to_read() + record.bytes_to_write();
+  if (bytes > 0 && result.times().wall_seconds() > 0) job.seconds_per_byte = result.times().wall_seconds() / static_cast<double>(bytes);
+  Changed(job);
+  look_at_waiters_ = true;
+  Log(absl::StrCat(TaskName(ref.job, ref.task), " (", record.label(), ") is committed by attempt ", ref.attempt));
+  const Job::State state = job.record.state();
+  if (job.committed == job.tasks.size() && !job.held && (state == Job::QUEUED || state == Job::RUNNING)) MakeReady(job);
+  if (state == Job::CANCELLING && std::none_of(job.tasks.begin(), job.tasks.end(), HasGranted)) SetState(job, Job::CANCELLED);
+}
+
+// ---- Calls of clients ----
+
+std::vector<uint64_t> JobQueue::HeldJobs() {
+  MutexLock lock(&mutex_);
+  std::vector<uint64_t> held;
+  for (const auto& [id, job] : jobs_) {
+    if (job.held) held.push_back(id);
+  }
+  return held;
+}
+
+void JobQueue::Release(uint64_t id, std::vector<SightProbe> sight) {
+  Section section(this);
+  JobState* const job = FindJob(id);
+  if (job == nullptr || !job->held) return;
+  job->held = false;
+  job->sight = std::move(sight);
+  look_at_waiters_ = true;
+  const Job::State state = job->record.state();
+  if (state == Job::PUBLISHING || ((state == Job::QUEUED || state == Job::RUNNING) && job->committed == job->tasks.size())) MakeReady(*job);
+}
+
+uint64_t JobQueue::ReserveId() {
+  MutexLock lock(&mutex_);
+  return next_job_++;
+}
+
+void JobQueue::AddJob(NewJob add, JobCallback done) {
+  Section section(this);
+  const uint64_t id = add.id;
+  Put(kNextJobKey, JobKey('n', next_job_).substr(1));
+  JobState& job = jobs_[id];
+  JobRecord& record = job.record;
+  record.set_id(id);
+  record.set_request_id(add.request_id);
+  *record.mutable_spec() = std::move(add.spec);
+  record.set_create_time_ns(absl::ToUnixNanos(options_.clock->Wall()));
+  record.set_tasks(static_cast<uint32_t>(add.tasks.size()));
+  record.set_priority(add.priority);
+  record.set_max_failures(options_.max_failures);
+  job.sight = std::move(add.sight);
+  Put(JobKey('p', id), add.plan.SerializeAsString());
+  for (uint32_t i = 0; i < add.tasks.size(); ++i) {
+    job.tasks.emplace_back().record = MakeTaskRecord(add.tasks[i], add.first_attempt);
+    job.pending.insert(i);
+    Put(TaskKey('s', id, i), add.tasks[i].SerializeAsString());
+    PutTask(job, i);
+    // A large plan must not be in memory twice.
+    quern::v1::TaskSpec().Swap(&add.tasks[i]);
+  }
+  if (add.finished) {
+    SetState(job, Job::SUCCEEDED);
+  } else {
+    SetState(job, Job::QUEUED);
+    if (job.tasks.empty()) MakeReady(job);
+  }
+  SayJob(job, std::move(done));
+}
+
+void JobQueue::GetJob(uint64_t id, JobCallback done) {
+  Section section(this);
+  const JobState* const job = FindJob(id);
+  if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
+  SayJob(*job, std::move(done));
+}
+
+void JobQueue::ListJobs(uint64_t after, int count, std::function<void(absl::StatusOr<std::vector<Job>>)> done) {
+  Section section(this);
+  std::vector<Job> jobs;
+  for (auto it = jobs_.upper_bound(after); it != jobs_.end() && static_cast<int>(jobs.size()) < count; ++it) {
+    jobs.push_back(Snapshot(it->second));
+  }
+  Say([done = std::move(done), jobs = std::move(jobs)](absl::Status status) {
+    if (status.ok()) {
+      done(jobs);
+    } else {
+      done(status);
+    }
+  });
+}
+
+void JobQueue::PauseJob(uint64_t id, JobCallback done) {
+  Section section(this);
+  JobState* const job = FindJob(id);
+  if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
+  const Job::State state = job->record.state();
+  if (state == Job::QUEUED || state == Job::RUNNING) {
+    SetState(*job, Job::PAUSED);
+  } else if (state != Job::PAUSED) {
+    return SayError(absl::FailedPreconditionError(absl::StrCat(JobName(id), " is ", Job::State_Name(state), " and cannot be paused")),
+                    std::move(done));
+  }
+  SayJob(*job, std::move(done));
+}
+
+void JobQueue::CancelJob(uint64_t id, JobCallback done) {
+  Section section(this);
+  JobState* const job = FindJob(id);
+  if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
+  const Job::State state = job->record.state();
+  if (state == Job::PUBLISHING || state == Job::SUCCEEDED) {
+    return SayError(absl::FailedPreconditionError(absl::StrCat(JobName(id), " is ", Job::State_Name(state), " and cannot be cancelled")),
+                    std::move(done));
+  }
+  if (state != Job::CANCELLING && state != Job::CANCELLED) {
+    StopAttempts(*job, "the job was cancelled");
+    const bool idle = std::none_of(job->tasks.begin(), job->tasks.end(), HasGranted);
+    SetState(*job, idle ? Job::CANCELLED : Job::CANCELLING);
+  }
+  SayJob(*job, std::move(done));
+}
+
+void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
+  Section section(this);
+  JobState* const job = FindJob(id);
+  if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
+  const Job::State state = job->record.state();
+  if (state == Job::SUCCEEDED) {
+    return SayError(absl::FailedPreconditionError(absl::StrCat(JobName(id), " has succeeded: there is nothing to resume")),
+                    std::move(done));
+  }
+  if (state == Job::PUBLISHING && !job->held) return SayJob(*job, std::move(done));
+  if (options.spec.has_value()) *job->record.mutable_spec() = *std::move(options.spec);
+  job->sight = std::move(options.sight);
+  for (uint32_t task : options.lost_tasks) {
+    if (task >= job->tasks.size() || job->tasks[task].record.state() != Task::COMMITTED) continue;
+    TaskRecord& record = job->tasks[task].record;
+    record.set_state(Task::PENDING);
+    record.clear_committed_attempt();
+    record.clear_sha256();
+    job->pending.insert(task);
+    --job->committed;
+    PutTask(*job, task);
+    writes_.push_back({StoreWrite::Kind::kDelete, TaskKey('r', id, task), ""});
+    Log(absl::StrCat(TaskName(id, task), " is done again: its file is gone"));
+  }
+  job->held = false;
+  const bool complete = job->committed == job->tasks.size();
+  if (state != Job::QUEUED && state != Job::RUNNING && state != Job::PUBLISHING) {
+    for (uint32_t i = 0; i < job->tasks.size(); ++i) {
+      TaskRecord& record = job->tasks[i].record;
+      if (record.failures() == 0 && record.state() != Task::FAILED && record.memory_limit() == 0) continue;
+      record.set_failures(0);
+      // The memory that was too much then may be there now.
+      record.set_memory_limit(0);
+      if (record.state() == Task::FAILED) {
+        const bool granted = HasGranted(job->tasks[i]);
+        record.set_state(granted ? Task::RUNNING : Task::PENDING);
+        if (!granted) job->pending.insert(i);
+      }
+      PutTask(*job, i);
+    }
+    job->record.clear_error();
+  }
+  if (complete) {
+    MakeReady(*job);
+  } else {
+    SetState(*job, job->next_sequence > 1 ? Job::RUNNING : Job::QUEUED);
+  }
+  SayJob(*job, std::move(done));
+}
+
+void JobQueue::FailJob(uint64_t id, JobError error, JobCallback done) {
+  Section section(this);
+  JobState* const job = FindJob(id);
+  if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
+  job->held = false;
+  Fail(*job, std::move(error));
+  SayJob(*job, std::move(done));
+}
+
+void JobQueue::FinishJob(uint64_t id, std::vector<quern::v1::Mismatch> mismatches, JobCallback done) {
+  Section section(this);
+  JobState* const job = FindJob(id);
+  if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
+  if (job->record.state() != Job::PUBLISHING) {
+    return SayError(absl::FailedPreconditionError(absl::StrCat(JobName(id), " is ", Job::State_Name(job->record.state()),
+                                                               ", not PUBLISHING, and cannot be finished")),
+                    std::move(done));
+  }
+  job->record.mutable_mismatches()->Assign(mismatches.begin(), mismatches.end());
+  SetState(*job, Job::SUCCEEDED);
+  SayJob(*job, std::move(done));
+}
+
+void JobQueue::DeleteJob(uint64_t id, std::function<void(absl::Status)> done) {
+  Section section(this);
+  if (FindJob(id) == nullptr) {
+    Say([done = std::move(done), id](absl::Status stored) { done(stored.ok() ? NoSuchJob(id) : stored); });
+    return;
+  }
+  jobs_.erase(id);
+  for (auto& [name, worker] : workers_) {
+    for (auto it = worker.granted.begin(); it != worker.granted.end();) it = it->job == id ? worker.granted.erase(it) : std::next(it);
+    worker.sight.erase(worker.sight.lower_bound({id, 0}), worker.sight.lower_bound({id + 1, 0}));
+  }
+  for (char kind : {'j', 'p', 's', 't', 'a', 'r'}) writes_.push_back({StoreWrite::Kind::kDeletePrefix, JobKey(kind, id), ""});
+  look_at_waiters_ = true;
+  Say(std::move(done));
+}
+
+void JobQueue::ListTasks(uint64_t id, uint32_t first, int count, std::function<void(absl::StatusOr<std::vector<Task>>)> done) {
+  Section section(this);
+  const JobState* const job = FindJob(id);
+  if (job == nullptr) {
+    Say([done = std::move(done), id](absl::Status stored) { done(stored.ok() ? NoSuchJob(id) : stored); });
+    return;
+  }
+  std::vector<Task> tasks;
+  for (uint64_t i = first; i < job->tasks.size() && static_cast<int>(tasks.size()) < count; ++i) {
+    const TaskRecord& record = job->tasks[i].record;
+    Task& task = tasks.emplace_back();
+    task.set_name(TaskName(id, static_cast<uint32_t>(i)));
+    task.set_state(record.state());
+    task.set_label(record.label());
+    *task.mutable_layers() = record.layers();
+    task.set_failures(record.failures());
+    task.set_bytes_to_read(record.bytes_to_read());
+    task.set_bytes_to_write(record.bytes_to_write());
+    task.set_minimum_memory(record.minimum_memory());
+  }
+  Run([this, id, first, tasks = std::move(tasks), done = std::move(done)]() mutable {
+    for (uint32_t i = 0; i < tasks.size(); ++i) {
+      const absl::Status scanned = options_.store->Scan(TaskKey('a', id, first + i), [&](absl::string_view key, absl::string_view value) {
+        AttemptRecord record;
+        if (!record.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+          return absl::DataLossError(absl::StrCat("job store: unreadable attempt of ", tasks[i].name()));
+        }
+        quern::v1::Attempt& attempt = *tasks[i].add_attempts();
+        attempt.set_attempt(static_cast<uint32_t>(ReadBigEndian(key.substr(13))));
+        attempt.set_state(record.state());
+        attempt.set_worker(record.worker());
+        SetTimestamp(record.grant_time_ns(), attempt.mutable_grant_time());
+        if (record.end_time_ns() != 0) SetTimestamp(record.end_time_ns(), attempt.mutable_end_time());
+        attempt.set_message(record.message());
+        attempt.set_reason(record.reason());
+        attempt.set_memory(record.memory());
+        *attempt.mutable_times() = record.times();
+        attempt.set_peak_rss(record.peak_rss());
+        return absl::OkStatus();
+      });
+      if (!scanned.ok()) return done(scanned);
+    }
+    done(std::move(tasks));
+  });
+}
+
+uint64_t JobQueue::Revision(uint64_t id) {
+  MutexLock lock(&mutex_);
+  const JobState* const job = FindJob(id);
+  return job == nullptr ? 0 : job->revision;
+}
+
+std::optional<JobRecord> JobQueue::Record(uint64_t id) {
+  MutexLock lock(&mutex_);
+  const JobState* const job = FindJob(id);
+  if (job == nullptr) return std::nullopt;
+  return job->record;
+}
+
+bool JobQueue::IsHeld(uint64_t id) {
+  MutexLock lock(&mutex_);
+  const JobState* const job = FindJob(id);
+  return job != nullptr && job->held;
+}
+
+std::optional<uint64_t> JobQueue::FindByRequestId(const std::string& request_id) {
+  MutexLock lock(&mutex_);
+  std::optional<uint64_t> found;
+  for (const auto& [id, job] : jobs_) {
+    if (!request_id.empty() && job.record.request_id() == request_id) found = id;
+  }
+  return found;
+}
+
+std::optional<uint64_t> JobQueue::FindByOutput(const std::string& output) {
+  MutexLock lock(&mutex_);
+  std::optional<uint64_t> found;
+  for (const auto& [id, job] : jobs_) {
+    // A verification only reads.
+    if (job.record.spec().operation() != quern::v1::VERIFY && job.record.spec().output() == output) found = id;
+  }
+  return found;
+}
+
+std::vector<JobQueue::CommittedAttempt> JobQueue::CommittedAttempts(uint64_t id) {
+  MutexLock lock(&mutex_);
+  std::vector<CommittedAttempt> out;
+  const JobState* const job = FindJob(id);
+  if (job == nullptr) return out;
+  for (uint32_t i = 0; i < job->tasks.size(); ++i) {
+    const TaskRecord& record = job->tasks[i].record;
+    if (record.state() != Task::COMMITTED || !record.has_output()) continue;
+    out.push_back({i, record.committed_attempt(), record.label(), record.bytes_to_write()});
+  }
+  return out;
+}
+
+uint32_t JobQueue::NextAttempt(uint64_t id) {
+  MutexLock lock(&mutex_);
+  uint32_t next = 1;
+  const JobState* const job = FindJob(id);
+  if (job == nullptr) return next;
+  for (const TaskState& task : job->tasks) next = std::max(next, task.record.next_attempt());
+  return next;
+}
+
+}  // namespace quern::daemon

@@ -1,0 +1,338 @@
+// The queue: jobs, their tasks and attempts, the workers, and every rule by which their states change. It knows neither gRPC nor
+// RocksDB: time, storage, blocking work and the check of a finished file are handed in.
+//
+// States of a job:
+//
+//   QUEUED --first grant--> RUNNING --last commit--> PUBLISHING --FinishJob--> SUCCEEDED
+//      any but SUCCEEDED --FailJob, a task out of attempts, a full disk--> FAILED
+//      QUEUED, RUNNING --Pause--> PAUSED          QUEUED, RUNNING, PAUSED, FAILED --Cancel--> CANCELLING --no attempt left--> CANCELLED
+//      PAUSED, FAILED, CANCELLING, CANCELLED --Resume--> QUEUED, RUNNING or PUBLISHING
+//
+// A task is PENDING, RUNNING (it has a granted attempt), COMMITTED or FAILED. An attempt is GRANTED until it is COMMITTED, FAILED (its
+// worker said so), LOST (its lease ran out or its worker was replaced) or STOPPED (drained, cancelled or fenced). A LOST attempt may
+// still commit, or be taken up again by its worker, while the task is not committed. The first commit fences all others.
+//
+// Synced before said: a method changes the state in memory and hands the records to the store; every callback that could tell of a
+// change runs only once all records handed over until then are durable. After an error of the store nothing is told any more:
+// all callbacks get that error.
+#ifndef QUERN_DAEMON_QUEUE_JOB_QUEUE_H_
+#define QUERN_DAEMON_QUEUE_JOB_QUEUE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "daemon/queue/job_store.h"
+#include "quern/store/store.pb.h"
+#include "quern/v1/jobs.pb.h"
+#include "quern/v1/plan.pb.h"
+#include "quern/v1/workers.pb.h"
+
+namespace quern::daemon {
+
+// A file that workers must see before they get tasks of a job, and the bytes that prove it.
+struct SightProbe {
+  quern::v1::SightChallenge::What what = quern::v1::SightChallenge::SOURCE;
+  std::string path;
+  uint64_t size = 0;
+  std::vector<uint64_t> offsets;
+  std::string samples;  // the bytes at the offsets, up to 4 KiB each
+};
+
+// Digest that answers a challenge: SHA-256 over the nonce and the samples in order.
+std::string SightDigest(absl::string_view nonce, absl::string_view samples);
+
+struct NewJob {
+  uint64_t id = 0;  // of ReserveId
+  std::string request_id;
+  quern::v1::JobSpec spec;
+  int32_t priority = 0;
+  quern::v1::PlanSummary plan;
+  std::vector<quern::v1::TaskSpec> tasks;
+  std::vector<SightProbe> sight;
+  // Attempts are counted from here: above the number of every file that an earlier job may have left in the same output.
+  uint32_t first_attempt = 1;
+  // The result was there already: recorded as SUCCEEDED.
+  bool finished = false;
+};
+
+struct ResumeOptions {
+  std::vector<SightProbe> sight;
+  // Committed tasks whose files are gone: done again.
+  std::vector<uint32_t> lost_tasks;
+  // Replaces the stored one; only what may change on resume differs.
+  std::optional<quern::v1::JobSpec> spec;
+};
+
+struct JobQueueOptions {
+  JobStore* store = nullptr;  // outlives the queue
+  Clock* clock = nullptr;
+  uint64_t numerics_version = 0;
+  uint32_t max_failures = 3;
+  absl::Duration lease = absl::Seconds(30);  // also the grace of leases after a restart
+  absl::Duration long_poll = absl::Seconds(20);
+  absl::Duration progress_interval = absl::Seconds(1);  // between calls of a worker that is busy
+  // How long an answer waits for the commit of an attempt that the same call reported.
+  absl::Duration commit_wait = absl::Seconds(2);
+  absl::Duration sight_retry = absl::Seconds(5);
+  // Path of an attempt's file.
+  std::function<std::string(const std::string& output, uint32_t task, uint32_t attempt)> attempt_path;
+  // Whether the file is what the result says. May block; runs through `run`.
+  std::function<absl::Status(const quern::v1::TaskSpec&, const std::string& path, const quern::v1::TaskResult&)> check_commit;
+  // Runs blocking work, on another thread or at once; everything given to it must be run before the queue is destroyed.
+  std::function<void(std::function<void()>)> run;
+  // All tasks of the job are committed: publish it, then call FinishJob or FailJob. Must not block.
+  std::function<void(uint64_t job)> on_ready;
+  // The store failed: nothing can be promised any more.
+  std::function<void(absl::Status)> on_broken;
+  // One line for the log.
+  std::function<void(const std::string&)> on_event;
+};
+
+// Thread-safe. Callbacks run on any thread without locks held, must not block, and may call the queue.
+class JobQueue {
+ public:
+  // Loads what the store holds. Jobs that were QUEUED, RUNNING or PUBLISHING are held until Release: nothing of them is granted or
+  // published before their sources have been looked at again.
+  static absl::StatusOr<std::unique_ptr<JobQueue>> Open(JobQueueOptions options);
+  // Waits for the callbacks of the store and of `run`.
+  ~JobQueue();
+  JobQueue(const JobQueue&) = delete;
+  JobQueue& operator=(const JobQueue&) = delete;
+
+  using JobCallback = std::function<void(absl::StatusOr<quern::v1::Job>)>;
+
+  std::vector<uint64_t> HeldJobs();
+  void Release(uint64_t job, std::vector<SightProbe> sight);
+
+  // A number that no job has had. Not durable: a number that never came to a job may be given again after a restart.
+  uint64_t ReserveId();
+  // Stores the job, its plan and all tasks in one step.
+  void AddJob(NewJob job, JobCallback done);
+  void GetJob(uint64_t job, JobCallback done);
+  // Jobs in order of creation, `after` exclusive; at most `count`.
+  void ListJobs(uint64_t after, int count, std::function<void(absl::StatusOr<std::vector<quern::v1::Job>>)> done);
+  void PauseJob(uint64_t job, JobCallback done);
+  void CancelJob(uint64_t job, JobCallback done);
+  // Failures are forgotten and failed tasks get their attempts back. A job that runs is left as it is. FAILED_PRECONDITION when it
+  // has succeeded.
+  void ResumeJob(uint64_t job, ResumeOptions options, JobCallback done);
+  void FailJob(uint64_t job, quern::v1::JobError error, JobCallback done);
+  // Of a job that on_ready named.
+  void FinishJob(uint64_t job, std::vector<quern::v1::Mismatch> mismatches, JobCallback done);
+  // Forgets the job in any state; workers are told to stop what they still run of it.
+  void DeleteJob(uint64_t job, std::function<void(absl::Status)> done);
+  // Tasks from `first`, at most `count`, with the history of their attempts. Reads the store through `run`.
+  void ListTasks(uint64_t job, uint32_t first, int count, std::function<void(absl::StatusOr<std::vector<quern::v1::Task>>)> done);
+  std::vector<quern::v1::Worker> ListWorkers();
+
+  // Grows with every change of the job; 0 when there is no such job.
+  uint64_t Revision(uint64_t job);
+  std::optional<quern::store::JobRecord> Record(uint64_t job);
+  bool IsHeld(uint64_t job);
+  // Latest job with that request id, or for that output.
+  std::optional<uint64_t> FindByRequestId(const std::string& request_id);
+  std::optional<uint64_t> FindByOutput(const std::string& output);
+  struct CommittedAttempt {
+    uint32_t task = 0;
+    uint32_t attempt = 0;
+    std::string label;
+    uint64_t size = 0;  // bytes of the file
+  };
+  // Committed tasks that have a file, in order.
+  std::vector<CommittedAttempt> CommittedAttempts(uint64_t job);
+  // One above the number of every attempt of the job.
+  uint32_t NextAttempt(uint64_t job);
+
+  // The protocol of workers. `done` is called once: at once, after the long poll, or with ABORTED when a newer call of the same worker
+  // takes its place. `ticket` names the call for CancelSynchronize, which ends it with CANCELLED if it still waits.
+  void Synchronize(const quern::v1::SynchronizeRequest& request, uint64_t ticket,
+                   std::function<void(absl::StatusOr<quern::v1::SynchronizeResponse>)> done);
+  void CancelSynchronize(uint64_t ticket);
+
+  // Ends leases and long polls whose time has come. To be called a few times a second.
+  void Tick();
+  // Ends all waiting calls with UNAVAILABLE and refuses new ones.
+  void Shutdown();
+
+ private:
+  struct AttemptRef {
+    uint64_t job;
+    uint32_t task;
+    uint32_t attempt;
+    bool operator<(const AttemptRef& other) const { return std::tie(job, task, attempt) < std::tie(other.job, other.task, other.attempt); }
+  };
+
+  // GRANTED or LOST.
+  struct Attempt {
+    quern::store::AttemptRecord record;
+    absl::Duration deadline;
+    // Granted or renewed since this coordinator started: its death is one that we have seen.
+    bool seen_alive = false;
+    bool stop = false;
+    std::string stop_reason;
+    uint64_t bytes_read = 0;
+    uint64_t bytes_written = 0;
+  };
+
+  struct TaskState {
+    quern::store::TaskRecord record;
+    std::map<uint32_t, Attempt> attempts;
+  };
+
+  struct JobState {
+    quern::store::JobRecord record;
+    std::vector<TaskState> tasks;
+    std::set<uint32_t> pending;
+    uint32_t committed = 0;
+    uint64_t next_sequence = 1;
+    uint64_t revision = 0;
+    bool held = false;
+    std::vector<SightProbe> sight;
+    double seconds_per_byte = 0;  // of committed tasks; 0: not known
+  };
+
+  enum class Sight { kAsked, kSeen, kBlind };
+  struct SightState {
+    Sight state = Sight::kAsked;
+    std::string nonce;
+    std::string expected;
+    absl::Duration time;  // of the question or of the bad answer
+  };
+
+  struct Waiter {
+    uint64_t ticket;
+    absl::Duration deadline;
+    std::function<void(absl::StatusOr<quern::v1::SynchronizeResponse>)> done;
+  };
+
+  struct WorkerState {
+    quern::v1::SynchronizeRequest info;  // the last call, with the attempts that it listed
+    absl::Duration last_seen;
+    absl::Time last_seen_wall;
+    absl::Duration available_until = absl::InfiniteDuration();
+    bool lost = false;
+    std::set<AttemptRef> granted;
+    std::set<AttemptRef> told_to_stop;
+    std::map<std::pair<uint64_t, int>, SightState> sight;  // by job and SightChallenge::What
+    std::optional<Waiter> waiter;
+    uint64_t waiter_order = 0;
+  };
+
+  // A grant whose TaskSpec is still to be read.
+  struct SpecToLoad {
+    int index;  // in the response
+    AttemptRef ref;
+  };
+
+  // Holds the mutex; at its end waiting workers are looked at again, the records go to the store, and what is to be said is said.
+  class QUERN_SCOPED_CAPABILITY Section {
+   public:
+    explicit Section(JobQueue* queue) QUERN_ACQUIRE(queue->mutex_);
+    ~Section() QUERN_RELEASE();
+
+   private:
+    JobQueue* const queue_;
+  };
+
+  explicit JobQueue(JobQueueOptions options);
+  absl::Status Load();
+
+  // Says something once all records of now are durable.
+  void Say(std::function<void(absl::Status)> what) QUERN_REQUIRES(mutex_);
+  void Put(std::string key, std::string value) QUERN_REQUIRES(mutex_);
+  void PutJob(JobState& job) QUERN_REQUIRES(mutex_);
+  void PutTask(JobState& job, uint32_t task) QUERN_REQUIRES(mutex_);
+  void PutAttempt(const AttemptRef& ref, const quern::store::AttemptRecord& record) QUERN_REQUIRES(mutex_);
+  void Flush() QUERN_REQUIRES(mutex_);
+  void OnStored(uint64_t sequence, absl::Status status);
+  void Run(std::function<void()> work) QUERN_REQUIRES(mutex_);
+  void RunDone();
+  void Log(std::string line) QUERN_REQUIRES(mutex_);
+
+  JobState* FindJob(uint64_t id) QUERN_REQUIRES(mutex_);
+  Attempt* FindAttempt(const AttemptRef& ref) QUERN_REQUIRES(mutex_);
+  quern::v1::Job Snapshot(const JobState& job) const QUERN_REQUIRES(mutex_);
+  void SayJob(const JobState& job, JobCallback done) QUERN_REQUIRES(mutex_);
+  void SayError(absl::Status status, JobCallback done) QUERN_REQUIRES(mutex_);
+  void Changed(JobState& job) QUERN_REQUIRES(mutex_);
+  static bool Schedulable(const JobState& job);
+  static bool HasGranted(const TaskState& task);
+
+  void SetState(JobState& job, quern::v1::Job::State state) QUERN_REQUIRES(mutex_);
+  void MakeReady(JobState& job) QUERN_REQUIRES(mutex_);
+  void StopAttempts(JobState& job, const std::string& reason) QUERN_REQUIRES(mutex_);
+  void Fail(JobState& job, quern::v1::JobError error) QUERN_REQUIRES(mutex_);
+  void FailTask(JobState& job, uint32_t task, const std::string& reason, const std::string& message) QUERN_REQUIRES(mutex_);
+  void FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) QUERN_REQUIRES(mutex_);
+  void EndAttempt(const AttemptRef& ref, quern::v1::Attempt::State state, const std::string& reason, const std::string& message)
+      QUERN_REQUIRES(mutex_);
+  void LoseAttempt(const AttemptRef& ref, const std::string& message, bool whole_worker_died) QUERN_REQUIRES(mutex_);
+  void HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) QUERN_REQUIRES(mutex_);
+  void CountFailure(JobState& job, uint32_t task, const std::string& reason, const std::string& message) QUERN_REQUIRES(mutex_);
+  bool HalveMemory(TaskState& task, uint64_t used) QUERN_REQUIRES(mutex_);
+  void HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  void FinishCheck(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& status);
+  void Commit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+
+  void UpdateWorker(WorkerState& worker, const quern::v1::SynchronizeRequest& request) QUERN_REQUIRES(mutex_);
+  void HandleSight(WorkerState& worker, const quern::v1::SightAnswer& answer) QUERN_REQUIRES(mutex_);
+  // Whether the file of an attempt that the worker reported is being looked at.
+  bool IsChecking(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
+  void AnswerWorker(WorkerState& worker, bool even_without_news) QUERN_REQUIRES(mutex_);
+  void AnswerWaiters() QUERN_REQUIRES(mutex_);
+  bool BuildAnswer(WorkerState& worker, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
+  bool AddGrants(WorkerState& worker, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
+  bool ProvesSight(WorkerState& worker, const JobState& job, quern::v1::SynchronizeResponse* response, bool* news) QUERN_REQUIRES(mutex_);
+  bool CanFinish(const WorkerState& worker, const JobState& job, const TaskState& task) const QUERN_REQUIRES(mutex_);
+  bool MemoryIsEnough(WorkerState& worker, JobState& job, uint32_t task) QUERN_REQUIRES(mutex_);
+  void Grant(WorkerState& worker, JobState& job, uint32_t task, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs)
+      QUERN_REQUIRES(mutex_);
+  void AddDesired(JobState& job, const AttemptRef& ref, const Attempt& attempt, bool with_spec, quern::v1::SynchronizeResponse* response,
+                  std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
+  std::string CannotWork(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
+  absl::StatusOr<quern::v1::TaskSpec> LoadSpec(const AttemptRef& ref);
+
+  const JobQueueOptions options_;
+
+  Mutex mutex_;
+  CondVar idle_;
+  std::map<uint64_t, JobState> jobs_ QUERN_GUARDED_BY(mutex_);
+  std::map<std::string, WorkerState> workers_ QUERN_GUARDED_BY(mutex_);
+  std::set<AttemptRef> checking_ QUERN_GUARDED_BY(mutex_);
+  uint64_t next_job_ QUERN_GUARDED_BY(mutex_) = 1;
+  uint64_t revision_ QUERN_GUARDED_BY(mutex_) = 0;
+  uint64_t next_waiter_ QUERN_GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, std::string> waiters_ QUERN_GUARDED_BY(mutex_);  // order of arrival -> worker
+  bool look_at_waiters_ QUERN_GUARDED_BY(mutex_) = false;
+  bool shut_down_ QUERN_GUARDED_BY(mutex_) = false;
+  absl::Status broken_ QUERN_GUARDED_BY(mutex_);
+  std::mt19937_64 random_ QUERN_GUARDED_BY(mutex_);
+
+  // Of the current section.
+  std::vector<StoreWrite> writes_ QUERN_GUARDED_BY(mutex_);
+  std::vector<std::function<void(absl::Status)>> to_say_ QUERN_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> after_unlock_ QUERN_GUARDED_BY(mutex_);
+
+  uint64_t handed_over_ QUERN_GUARDED_BY(mutex_) = 0;  // batches given to the store
+  uint64_t durable_ QUERN_GUARDED_BY(mutex_) = 0;
+  std::multimap<uint64_t, std::function<void(absl::Status)>> unsaid_ QUERN_GUARDED_BY(mutex_);
+  int outside_ QUERN_GUARDED_BY(mutex_) = 0;  // callbacks of the store and of `run` that are still to come
+};
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_QUEUE_JOB_QUEUE_H_

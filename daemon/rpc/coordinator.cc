@@ -1,0 +1,576 @@
+#include "daemon/rpc/coordinator.h"
+
+#include <algorithm>
+#include <future>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint.h"
+#include "daemon/manifest/manifest.h"
+#include "daemon/queue/names.h"
+#include "daemon/rpc/commit_check.h"
+#include "daemon/rpc/run_json.h"
+#include "daemon/rpc/status.h"
+#include "quant/numerics_version.h"
+
+namespace quern::daemon {
+namespace {
+
+using quern::store::JobRecord;
+using quern::v1::CreateJobRequest;
+using quern::v1::Job;
+using quern::v1::JobSpec;
+using quern::v1::PlanSummary;
+
+constexpr int kShortThreads = 4;
+constexpr int kLongThreads = 4;
+constexpr absl::Duration kTick = absl::Milliseconds(50);
+
+bool WritesOutput(const JobSpec& spec) { return spec.operation() != quern::v1::VERIFY; }
+
+bool Overwrites(const JobSpec& spec) { return spec.quantize().overwrite() || spec.synthesize().overwrite(); }
+
+bool Unfinished(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PUBLISHING; }
+
+quern::v1::JobError ErrorOf(const absl::Status& status, absl::string_view otherwise) {
+  quern::v1::JobError error;
+  error.set_reason(ReasonOf(status));
+  if (error.reason().empty()) {
+    error.set_reason(absl::IsResourceExhausted(status) ? "DISK_FULL" : absl::IsDataLoss(status) ? "DATA_LOSS" : std::string(otherwise));
+  }
+  error.set_message(std::string(status.message()));
+  return error;
+}
+
+absl::Status CheckDetails(const JobSpec& spec) {
+  const bool matches = (spec.operation() == quern::v1::QUANTIZE && spec.has_quantize()) ||
+                       (spec.operation() == quern::v1::VERIFY && spec.has_verify()) ||
+                       (spec.operation() == quern::v1::SYNTHESIZE && spec.has_synthesize());
+  if (matches) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the operation ", quern::v1::Operation_Name(spec.operation()),
+                                                 " is not known here, or its details are missing: known are QUANTIZE, VERIFY, SYNTHESIZE"));
+}
+
+// One above the number of every attempt whose file lies there.
+uint32_t FirstFreeAttempt(const std::string& output) {
+  uint32_t next = 1;
+  const absl::StatusOr<std::vector<std::string>> names = ListDirectory(AttemptDirectory(output));
+  if (!names.ok()) return next;
+  for (const std::string& name : *names) {
+    const std::vector<std::string> parts = absl::StrSplit(name, '.');
+    uint32_t attempt = 0;
+    if (parts.size() == 2 && absl::SimpleAtoi(parts[1], &attempt)) next = std::max(next, attempt + 1);
+  }
+  return next;
+}
+
+}  // namespace
+
+Coordinator::Coordinator(CoordinatorOptions options) : options_(std::move(options)) {}
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptions options) {
+  std::unique_ptr<Coordinator> coordinator(new Coordinator(std::move(options)));
+  Coordinator* const self = coordinator.get();
+  self->short_work_ = std::make_unique<ThreadPool>(kShortThreads);
+  self->long_work_ = std::make_unique<ThreadPool>(kLongThreads);
+  JobQueueOptions queue;
+  queue.store = self->options_.store;
+  queue.clock = self->options_.clock;
+  queue.numerics_version = quant::kNumericsVersion;
+  queue.lease = self->options_.lease;
+  queue.long_poll = self->options_.long_poll;
+  queue.attempt_path = AttemptPath;
+  queue.check_commit = [self](const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result) {
+    return CheckCommit(spec, path, result, self->options_.file_patience);
+  };
+  queue.run = [self](std::function<void()> work) { self->short_work_->Schedule(std::move(work)); };
+  queue.on_ready = [self](uint64_t job) { self->Schedule([self, job] { self->Publish(job); }, nullptr); };
+  queue.on_broken = self->options_.on_broken;
+  queue.on_event = self->options_.log;
+  QUERN_ASSIGN_OR_RETURN(self->queue_, JobQueue::Open(std::move(queue)));
+  for (uint64_t job : self->queue_->HeldJobs()) self->Schedule([self, job] { self->Recheck(job); }, nullptr);
+  self->ticker_ = std::make_unique<Ticker>(kTick, [self] { self->queue_->Tick(); });
+  return coordinator;
+}
+
+Coordinator::~Coordinator() {
+  Shutdown();
+  ticker_.reset();
+  long_work_.reset();
+  queue_.reset();
+  short_work_.reset();
+}
+
+void Coordinator::Shutdown() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    work_ended_.SignalAll();
+  }
+  if (queue_ != nullptr) queue_->Shutdown();
+}
+
+bool Coordinator::stopping() {
+  MutexLock lock(&mutex_);
+  return stopping_;
+}
+
+void Coordinator::Schedule(std::function<void()> work, std::function<void(absl::Status)> refuse) {
+  const absl::Status stopped = absl::UnavailableError("the coordinator is stopping");
+  {
+    // Under the mutex: after Shutdown nothing reaches the pool any more.
+    MutexLock lock(&mutex_);
+    if (!stopping_) {
+      long_work_->Schedule([this, work = std::move(work), refuse, stopped] {
+        if (!stopping()) return work();
+        if (refuse) refuse(stopped);
+      });
+      return;
+    }
+  }
+  if (refuse) refuse(stopped);
+}
+
+absl::StatusOr<Job> Coordinator::Await(std::function<void(JobCallback)> call) {
+  std::promise<absl::StatusOr<Job>> result;
+  call([&result](absl::StatusOr<Job> job) { result.set_value(std::move(job)); });
+  return result.get_future().get();
+}
+
+absl::Status Coordinator::BeginWork(const std::string& output) {
+  MutexLock lock(&mutex_);
+  while (busy_.count(output) > 0 && !stopping_) work_ended_.Wait(&mutex_);
+  if (stopping_) return absl::UnavailableError("the coordinator is stopping");
+  busy_.insert(output);
+  return absl::OkStatus();
+}
+
+void Coordinator::EndWork(const std::string& output) {
+  MutexLock lock(&mutex_);
+  busy_.erase(output);
+  work_ended_.SignalAll();
+}
+
+// ---- What may be touched ----
+
+absl::Status Coordinator::CheckSource(const std::string& source) const {
+  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(source));
+  return Annotate(options_.paths.Resolve(directory).status(), "source");
+}
+
+absl::StatusOr<JobSpec> Coordinator::CheckSpec(const JobSpec& spec) const {
+  QUERN_RETURN_IF_ERROR(CheckDetails(spec));
+  JobSpec checked = spec;
+  QUERN_ASSIGN_OR_RETURN(std::string output, options_.paths.Resolve(spec.output()));
+  checked.set_output(std::move(output));
+  if (spec.has_quantize()) QUERN_RETURN_IF_ERROR(CheckSource(spec.quantize().source()));
+  if (spec.has_verify() && !spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()));
+  return checked;
+}
+
+absl::Status Coordinator::CheckSourceFiles(const PlanSummary& plan) const {
+  for (const quern::v1::SourceFile& file : plan.source_files()) {
+    QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(file.path()).status(), "source file"));
+  }
+  for (const std::string& name : plan.side_files()) {
+    QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(JoinPath(plan.source(), name)).status(), "side file of the source"));
+  }
+  return absl::OkStatus();
+}
+
+// ---- Claims and files ----
+
+absl::Status Coordinator::Claim(uint64_t job, const JobSpec& spec) {
+  if (!WritesOutput(spec)) return absl::OkStatus();
+  {
+    MutexLock lock(&mutex_);
+    if (claims_.count(job) > 0) return absl::OkStatus();
+  }
+  absl::StatusOr<OutputClaim> claim = OutputClaim::Acquire(spec.output(), options_.owner, JobName(job));
+  if (!claim.ok()) return WithReason(claim.status(), "OUTPUT_IN_USE");
+  MutexLock lock(&mutex_);
+  claims_.emplace(job, *std::move(claim));
+  return absl::OkStatus();
+}
+
+void Coordinator::ReleaseClaim(uint64_t job) {
+  MutexLock lock(&mutex_);
+  claims_.erase(job);
+}
+
+absl::Status Coordinator::RemoveLeftovers(const std::string& output) {
+  QUERN_RETURN_IF_ERROR(RemoveTree(AttemptDirectory(output)));
+  QUERN_RETURN_IF_ERROR(RemoveTree(JoinPath(output, ".quern/publish")));
+  return RemoveFile(SightPath(output));
+}
+
+absl::StatusOr<PlanSummary> Coordinator::LoadPlan(uint64_t job) {
+  QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(JobKey('p', job)));
+  PlanSummary plan;
+  if (!plan.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", JobName(job)));
+  return plan;
+}
+
+absl::StatusOr<std::vector<SightProbe>> Coordinator::SightOf(const JobRecord& record, const PlanSummary& plan) {
+  if (record.tasks() == 0) return std::vector<SightProbe>();
+  QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', record.id(), 0)));
+  quern::v1::TaskSpec task;
+  if (!task.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(record.id(), 0)));
+  return MakeSightProbes(record.spec(), plan, &task);
+}
+
+// Publishing renames an attempt's file to its label, so it may be in either place.
+std::vector<uint32_t> Coordinator::LostTasks(const JobRecord& record) {
+  std::vector<uint32_t> lost;
+  const std::string& output = record.spec().output();
+  for (const JobQueue::CommittedAttempt& committed : queue_->CommittedAttempts(record.id())) {
+    const absl::StatusOr<uint64_t> here = FileSize(AttemptPath(output, committed.task, committed.attempt));
+    if (here.ok() && *here == committed.size) continue;
+    const absl::StatusOr<uint64_t> placed = FileSize(JoinPath(output, committed.label));
+    if (placed.ok() && *placed == committed.size) continue;
+    lost.push_back(committed.task);
+  }
+  return lost;
+}
+
+absl::Status Coordinator::CheckIdentity(const JobSpec& spec, const PlanSummary& plan) {
+  QUERN_ASSIGN_OR_RETURN(const PlanSummary now, MakeIdentity(spec));
+  const std::string difference = IdentityDifference(plan, now);
+  if (difference.empty()) return absl::OkStatus();
+  return WithReason(absl::FailedPreconditionError(difference), "SOURCE_CHANGED");
+}
+
+// ---- Creating and resuming ----
+
+void Coordinator::CreateJob(const CreateJobRequest& request, JobCallback done) {
+  const std::string& id = request.request_id();
+  if (id.empty()) {
+    Schedule([this, request, done] { done(Create(request)); }, done);
+    return;
+  }
+  {
+    MutexLock lock(&mutex_);
+    std::vector<JobCallback>& callers = creating_[id];
+    callers.push_back(std::move(done));
+    if (callers.size() > 1) return;
+  }
+  const auto answer = [this, id](const absl::StatusOr<Job>& job) {
+    std::vector<JobCallback> callers;
+    {
+      MutexLock lock(&mutex_);
+      callers = std::move(creating_[id]);
+      creating_.erase(id);
+    }
+    for (JobCallback& caller : callers) caller(job);
+  };
+  Schedule([this, request, answer] { answer(Create(request)); }, answer);
+}
+
+absl::StatusOr<Job> Coordinator::Create(const CreateJobRequest& request) {
+  if (const std::optional<uint64_t> same = queue_->FindByRequestId(request.request_id()); same.has_value()) {
+    return Await([&](JobCallback done) { queue_->GetJob(*same, std::move(done)); });
+  }
+  QUERN_ASSIGN_OR_RETURN(const JobSpec spec, CheckSpec(request.spec()));
+  if (!WritesOutput(spec)) return Add(request, spec, 1);
+  QUERN_RETURN_IF_ERROR(BeginWork(spec.output()));
+  absl::StatusOr<Job> job = CreateForOutput(request, spec);
+  EndWork(spec.output());
+  return job;
+}
+
+absl::StatusOr<Job> Coordinator::CreateForOutput(const CreateJobRequest& request, const JobSpec& spec) {
+  const std::optional<uint64_t> existing = queue_->FindByOutput(spec.output());
+  std::optional<JobRecord> record;
+  if (existing.has_value()) record = queue_->Record(*existing);
+  uint32_t first_attempt = 1;
+  if (record.has_value() && record->state() != Job::SUCCEEDED) {
+    QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(*existing));
+    absl::Status same = absl::OkStatus();
+    if (record->spec().operation() != spec.operation()) {
+      same = absl::FailedPreconditionError("another operation");
+    } else {
+      same = CheckIdentity(spec, plan);
+    }
+    if (same.ok()) return Resume(*existing, spec);
+    if (!absl::IsFailedPrecondition(same)) return same;
+    if (!Overwrites(spec)) {
+      return WithReason(
+          absl::FailedPreconditionError(absl::StrCat(spec.output(), " belongs to ", JobName(*existing), ", which is ",
+                                                     Job::State_Name(record->state()), " and was made from other inputs: ", same.message(),
+                                                     ". Run it with the inputs it had, or start over with --overwrite")),
+          "IDENTITY_CHANGED");
+    }
+    first_attempt = queue_->NextAttempt(*existing);
+    QUERN_RETURN_IF_ERROR(Delete(*existing));
+  } else {
+    QUERN_ASSIGN_OR_RETURN(std::optional<Job> finished, FindFinished(request, spec, existing));
+    if (finished.has_value()) return *std::move(finished);
+  }
+  return Add(request, spec, first_attempt);
+}
+
+absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequest& request, const JobSpec& spec,
+                                                             std::optional<uint64_t> existing) {
+  if (Overwrites(spec)) return std::optional<Job>();
+  const absl::StatusOr<std::string> finished = FinishedIdentity(spec.output());
+  if (absl::IsNotFound(finished.status())) return std::optional<Job>();
+  QUERN_RETURN_IF_ERROR(finished.status());
+  QUERN_ASSIGN_OR_RETURN(PlanSummary now, MakeIdentity(spec));
+  if (now.identity() != *finished) {
+    QUERN_ASSIGN_OR_RETURN(const PlanSummary then, ParseRunJson(JoinPath(spec.output(), ".quern/run.json")));
+    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                          "output ", spec.output(), " holds the finished result of another request: ", IdentityDifference(then, now),
+                          "; use --overwrite to replace it, or choose another output")),
+                      "IDENTITY_CHANGED");
+  }
+  // A crash after the last step of publishing leaves the claim's files.
+  {
+    absl::StatusOr<OutputClaim> claim = OutputClaim::Acquire(spec.output(), options_.owner, "");
+    if (!claim.ok()) return WithReason(claim.status(), "OUTPUT_IN_USE");
+    QUERN_RETURN_IF_ERROR(RemoveLeftovers(spec.output()));
+  }
+  absl::StatusOr<Job> job = absl::NotFoundError("");
+  if (existing.has_value()) {
+    QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(*existing));
+    if (plan.identity() == now.identity()) job = Await([&](JobCallback done) { queue_->GetJob(*existing, std::move(done)); });
+  }
+  if (absl::IsNotFound(job.status())) {
+    NewJob add;
+    add.id = queue_->ReserveId();
+    add.request_id = request.request_id();
+    add.spec = spec;
+    add.priority = request.priority();
+    add.plan = std::move(now);
+    add.finished = true;
+    job = Await([&](JobCallback done) { queue_->AddJob(std::move(add), std::move(done)); });
+  }
+  QUERN_RETURN_IF_ERROR(job.status());
+  job->set_already_done(true);
+  return std::optional<Job>(*std::move(job));
+}
+
+absl::StatusOr<Job> Coordinator::Add(const CreateJobRequest& request, const JobSpec& spec, uint32_t first_attempt) {
+  if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckOutputUsable(spec.output(), Overwrites(spec)));
+  QUERN_ASSIGN_OR_RETURN(Plan plan, MakePlan(spec, /*with_fingerprints=*/true));
+  QUERN_RETURN_IF_ERROR(CheckSourceFiles(plan.summary));
+  NewJob add;
+  add.id = queue_->ReserveId();
+  QUERN_RETURN_IF_ERROR(Claim(add.id, spec));
+  const uint64_t id = add.id;
+  const auto store = [&]() -> absl::StatusOr<Job> {
+    if (WritesOutput(spec)) {
+      first_attempt = std::max(first_attempt, FirstFreeAttempt(spec.output()));
+      QUERN_RETURN_IF_ERROR(RemoveLeftovers(spec.output()));
+      QUERN_RETURN_IF_ERROR(MakeDirectories(AttemptDirectory(spec.output())));
+    }
+    QUERN_ASSIGN_OR_RETURN(add.sight, MakeSightProbes(spec, plan.summary, plan.tasks.empty() ? nullptr : plan.tasks.data()));
+    add.request_id = request.request_id();
+    add.spec = spec;
+    add.priority = request.priority();
+    add.plan = std::move(plan.summary);
+    add.tasks = std::move(plan.tasks);
+    add.first_attempt = first_attempt;
+    return Await([&](JobCallback done) { queue_->AddJob(std::move(add), std::move(done)); });
+  };
+  absl::StatusOr<Job> job = store();
+  if (!job.ok()) {
+    if (WritesOutput(spec)) RemoveLeftovers(spec.output()).IgnoreError();  // the first error is the one to tell
+    ReleaseClaim(id);
+  }
+  return job;
+}
+
+void Coordinator::GetJob(uint64_t id, JobCallback done) {
+  queue_->GetJob(id, [this, id, done = std::move(done)](absl::StatusOr<Job> job) {
+    if (!job.ok()) return done(std::move(job));
+    Schedule(
+        [this, id, done, job = *std::move(job)]() mutable {
+          absl::StatusOr<PlanSummary> plan = LoadPlan(id);
+          if (!plan.ok()) return done(plan.status());
+          *job.mutable_plan() = *std::move(plan);
+          done(std::move(job));
+        },
+        done);
+  });
+}
+
+absl::StatusOr<Job> Coordinator::Resume(uint64_t id, std::optional<JobSpec> spec) {
+  std::optional<JobRecord> record = queue_->Record(id);
+  if (!record.has_value()) return absl::NotFoundError(absl::StrCat("there is no ", JobName(id)));
+  if (Unfinished(record->state()) && !queue_->IsHeld(id)) {
+    return Await([&](JobCallback done) { queue_->GetJob(id, std::move(done)); });
+  }
+  QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(id));
+  // With a spec the caller has looked already.
+  if (!spec.has_value()) QUERN_RETURN_IF_ERROR(CheckIdentity(record->spec(), plan));
+  QUERN_RETURN_IF_ERROR(Claim(id, record->spec()));
+  ResumeOptions options;
+  options.lost_tasks = LostTasks(*record);
+  if (WritesOutput(record->spec())) QUERN_RETURN_IF_ERROR(MakeDirectories(AttemptDirectory(record->spec().output())));
+  QUERN_ASSIGN_OR_RETURN(options.sight, SightOf(*record, plan));
+  options.spec = std::move(spec);
+  return Await([&](JobCallback done) { queue_->ResumeJob(id, std::move(options), std::move(done)); });
+}
+
+void Coordinator::ResumeJob(uint64_t id, JobCallback done) {
+  Schedule(
+      [this, id, done] {
+        const std::optional<JobRecord> record = queue_->Record(id);
+        if (!record.has_value()) return done(absl::NotFoundError(absl::StrCat("there is no ", JobName(id))));
+        const std::string& output = record->spec().output();
+        if (absl::Status begun = BeginWork(output); !begun.ok()) return done(begun);
+        absl::StatusOr<Job> job = Resume(id, std::nullopt);
+        EndWork(output);
+        done(std::move(job));
+      },
+      done);
+}
+
+void Coordinator::Recheck(uint64_t id) {
+  const std::optional<JobRecord> record = queue_->Record(id);
+  if (!record.has_value() || !BeginWork(record->spec().output()).ok()) return;
+  if (queue_->IsHeld(id)) {
+    const absl::StatusOr<Job> job = Resume(id, std::nullopt);
+    if (!job.ok()) queue_->FailJob(id, ErrorOf(job.status(), "SOURCE_CHANGED"), nullptr);
+  }
+  EndWork(record->spec().output());
+}
+
+absl::Status Coordinator::Delete(uint64_t id) {
+  const std::optional<JobRecord> record = queue_->Record(id);
+  if (!record.has_value()) return absl::NotFoundError(absl::StrCat("there is no ", JobName(id)));
+  const JobSpec& spec = record->spec();
+  std::vector<JobQueue::CommittedAttempt> committed;
+  if (WritesOutput(spec) && record->state() != Job::SUCCEEDED) {
+    // First the claim: another coordinator may be at work there by now.
+    QUERN_RETURN_IF_ERROR(Claim(id, spec));
+    committed = queue_->CommittedAttempts(id);
+  }
+  std::promise<absl::Status> deleted;
+  queue_->DeleteJob(id, [&deleted](absl::Status status) { deleted.set_value(std::move(status)); });
+  QUERN_RETURN_IF_ERROR(deleted.get_future().get());
+  if (WritesOutput(spec) && record->state() != Job::SUCCEEDED) {
+    // Shards that an unfinished publishing has put into place: without a manifest nobody else would know of them.
+    const bool described = FileExists(JoinPath(spec.output(), kManifestName));
+    for (const JobQueue::CommittedAttempt& shard : committed) {
+      const std::string placed = JoinPath(spec.output(), shard.label);
+      const absl::StatusOr<uint64_t> size = FileSize(placed);
+      if (described || FileExists(AttemptPath(spec.output(), shard.task, shard.attempt)) || !size.ok() || *size != shard.size) continue;
+      QUERN_RETURN_IF_ERROR(RemoveFile(placed));
+    }
+    QUERN_RETURN_IF_ERROR(RemoveLeftovers(spec.output()));
+  }
+  ReleaseClaim(id);
+  return absl::OkStatus();
+}
+
+void Coordinator::DeleteJob(uint64_t id, std::function<void(absl::Status)> done) {
+  Schedule(
+      [this, id, done] {
+        const std::optional<JobRecord> record = queue_->Record(id);
+        if (!record.has_value()) return done(absl::NotFoundError(absl::StrCat("there is no ", JobName(id))));
+        const std::string& output = record->spec().output();
+        if (absl::Status begun = BeginWork(output); !begun.ok()) return done(begun);
+        // Again, now that nothing else is at work there.
+        const std::optional<JobRecord> now = queue_->Record(id);
+        absl::Status status = absl::OkStatus();
+        if (now.has_value() && now->state() != Job::SUCCEEDED && now->state() != Job::FAILED && now->state() != Job::CANCELLED) {
+          status = absl::FailedPreconditionError(
+              absl::StrCat(JobName(id), " is ", Job::State_Name(now->state()), ": cancel it before it is deleted"));
+        } else {
+          status = Delete(id);
+        }
+        EndWork(output);
+        done(status);
+      },
+      done);
+}
+
+// ---- The end of a job ----
+
+void Coordinator::Publish(uint64_t id) {
+  const std::optional<JobRecord> found = queue_->Record(id);
+  if (!found.has_value() || !BeginWork(found->spec().output()).ok()) return;
+  const std::optional<JobRecord> record = queue_->Record(id);
+  if (record.has_value() && record->state() == Job::PUBLISHING) {
+    std::vector<quern::v1::Mismatch> mismatches;
+    const absl::Status status = PublishOrVerify(*record, &mismatches);
+    if (status.ok()) {
+      const absl::StatusOr<Job> job = Await([&](JobCallback done) { queue_->FinishJob(id, std::move(mismatches), std::move(done)); });
+      if (job.ok()) ReleaseClaim(id);
+    } else {
+      queue_->FailJob(id, ErrorOf(status, "IO_ERROR"), nullptr);
+    }
+  }
+  EndWork(found->spec().output());
+}
+
+absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<quern::v1::Mismatch>* mismatches) {
+  const uint64_t id = record.id();
+  QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(id));
+  const auto load_result = [this, id](uint32_t task) -> absl::StatusOr<quern::v1::TaskResult> {
+    QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('r', id, task)));
+    quern::v1::TaskResult result;
+    if (!result.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable result of ", TaskName(id, task)));
+    return result;
+  };
+  if (!WritesOutput(record.spec())) {
+    mismatches->assign(plan.mismatches().begin(), plan.mismatches().end());
+    for (uint32_t task = 0; task < record.tasks(); ++task) {
+      QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskResult result, load_result(task));
+      mismatches->insert(mismatches->end(), result.mismatches().begin(), result.mismatches().end());
+    }
+    return absl::OkStatus();
+  }
+  QUERN_RETURN_IF_ERROR(CheckIdentity(record.spec(), plan));
+  QUERN_RETURN_IF_ERROR(RemoveFile(SightPath(record.spec().output())));
+  std::map<uint32_t, uint32_t> attempts;
+  for (const JobQueue::CommittedAttempt& committed : queue_->CommittedAttempts(id)) attempts[committed.task] = committed.attempt;
+  PublishRequest request;
+  request.spec = &record.spec();
+  request.plan = &plan;
+  request.tasks = record.tasks();
+  request.load_task = [&](uint32_t task) -> absl::StatusOr<CommittedTask> {
+    CommittedTask committed;
+    QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', id, task)));
+    if (!committed.spec.ParseFromString(text))
+      return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(id, task)));
+    QUERN_ASSIGN_OR_RETURN(committed.result, load_result(task));
+    committed.attempt = attempts[task];
+    return committed;
+  };
+  QUERN_ASSIGN_OR_RETURN(request.run_json, BuildRunJson(options_.store, record, plan));
+  return PublishJob(request);
+}
+
+// ---- Calls without a job ----
+
+void Coordinator::PlanJob(const JobSpec& spec, std::function<void(absl::StatusOr<Plan>)> done) {
+  Schedule(
+      [this, spec, done] {
+        const absl::Status checked = [&]() -> absl::Status {
+          QUERN_RETURN_IF_ERROR(CheckDetails(spec));
+          if (spec.has_quantize()) QUERN_RETURN_IF_ERROR(CheckSource(spec.quantize().source()));
+          if (!spec.output().empty()) QUERN_RETURN_IF_ERROR(options_.paths.Resolve(spec.output()).status());
+          return absl::OkStatus();
+        }();
+        done(checked.ok() ? MakePlan(spec, /*with_fingerprints=*/false) : checked);
+      },
+      done);
+}
+
+void Coordinator::Inspect(const std::string& path, std::function<void(absl::StatusOr<quern::v1::InspectCheckpointResponse>)> done) {
+  Schedule(
+      [this, path, done] {
+        const absl::Status checked = CheckSource(path);
+        done(checked.ok() ? daemon::Inspect(path) : checked);
+      },
+      done);
+}
+
+}  // namespace quern::daemon

@@ -1,0 +1,116 @@
+// Joins planner, queue and publish: what happens between a client's request and a finished output.
+#ifndef QUERN_DAEMON_RPC_COORDINATOR_H_
+#define QUERN_DAEMON_RPC_COORDINATOR_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "daemon/planner/planner.h"
+#include "daemon/publish/publish.h"
+#include "daemon/queue/job_queue.h"
+#include "daemon/queue/job_store.h"
+#include "daemon/rpc/path_policy.h"
+#include "daemon/rpc/thread_pool.h"
+#include "quern/v1/jobs.pb.h"
+
+namespace quern::daemon {
+
+struct CoordinatorOptions {
+  JobStore* store = nullptr;  // outlives the coordinator
+  Clock* clock = nullptr;
+  PathPolicy paths = PathPolicy::Everything();
+  std::string owner;  // who holds the claims of outputs, for messages
+  absl::Duration lease = absl::Seconds(30);
+  absl::Duration long_poll = absl::Seconds(20);
+  // How long a finished file may take to show on a network filesystem.
+  absl::Duration file_patience = absl::Seconds(15);
+  std::function<void(absl::Status)> on_broken;  // the store failed: end the process
+  std::function<void(const std::string&)> log;
+};
+
+// Thread-safe. Callbacks run on any thread, once, and must not block.
+class Coordinator {
+ public:
+  using JobCallback = JobQueue::JobCallback;
+
+  // Loads the jobs of the store and goes on with those that were not finished, after their sources were looked at again.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Start(CoordinatorOptions options);
+  // Waits for work that has begun; callers have stopped calling.
+  ~Coordinator();
+
+  void CreateJob(const quern::v1::CreateJobRequest& request, JobCallback done);
+  // With the plan.
+  void GetJob(uint64_t job, JobCallback done);
+  // ResumeJob and RetryJob.
+  void ResumeJob(uint64_t job, JobCallback done);
+  void DeleteJob(uint64_t job, std::function<void(absl::Status)> done);
+  void PlanJob(const quern::v1::JobSpec& spec, std::function<void(absl::StatusOr<Plan>)> done);
+  void Inspect(const std::string& path, std::function<void(absl::StatusOr<quern::v1::InspectCheckpointResponse>)> done);
+
+  JobQueue* queue() { return queue_.get(); }
+  // Ends what waits; later calls are refused.
+  void Shutdown();
+
+ private:
+  explicit Coordinator(CoordinatorOptions options);
+
+  // Work of clients and jobs, which may take long. After Shutdown `refuse` runs in its place.
+  void Schedule(std::function<void()> work, std::function<void(absl::Status)> refuse);
+  bool stopping();
+
+  // These block.
+  absl::StatusOr<quern::v1::Job> Create(const quern::v1::CreateJobRequest& request);
+  absl::StatusOr<quern::v1::Job> CreateForOutput(const quern::v1::CreateJobRequest& request, const quern::v1::JobSpec& spec);
+  absl::StatusOr<quern::v1::Job> Add(const quern::v1::CreateJobRequest& request, const quern::v1::JobSpec& spec, uint32_t first_attempt);
+  absl::StatusOr<std::optional<quern::v1::Job>> FindFinished(const quern::v1::CreateJobRequest& request, const quern::v1::JobSpec& spec,
+                                                             std::optional<uint64_t> existing);
+  absl::StatusOr<quern::v1::Job> Resume(uint64_t job, std::optional<quern::v1::JobSpec> spec);
+  absl::Status Delete(uint64_t job);
+  void Recheck(uint64_t job);
+  void Publish(uint64_t job);
+  absl::Status PublishOrVerify(const quern::store::JobRecord& record, std::vector<quern::v1::Mismatch>* mismatches);
+  absl::Status CheckIdentity(const quern::v1::JobSpec& spec, const quern::v1::PlanSummary& plan);
+
+  // The spec with its paths resolved and checked.
+  absl::StatusOr<quern::v1::JobSpec> CheckSpec(const quern::v1::JobSpec& spec) const;
+  absl::Status CheckSource(const std::string& source) const;
+  absl::Status CheckSourceFiles(const quern::v1::PlanSummary& plan) const;
+  absl::StatusOr<quern::v1::PlanSummary> LoadPlan(uint64_t job);
+  absl::StatusOr<std::vector<SightProbe>> SightOf(const quern::store::JobRecord& record, const quern::v1::PlanSummary& plan);
+  std::vector<uint32_t> LostTasks(const quern::store::JobRecord& record);
+  absl::Status Claim(uint64_t job, const quern::v1::JobSpec& spec);
+  void ReleaseClaim(uint64_t job);
+  absl::Status RemoveLeftovers(const std::string& output);
+  absl::StatusOr<quern::v1::Job> Await(std::function<void(JobCallback)> call);
+  absl::Status BeginWork(const std::string& output);
+  void EndWork(const std::string& output);
+
+  const CoordinatorOptions options_;
+  Mutex mutex_;
+  CondVar work_ended_;
+  bool stopping_ QUERN_GUARDED_BY(mutex_) = false;
+  std::map<uint64_t, OutputClaim> claims_ QUERN_GUARDED_BY(mutex_);
+  // Requests that are being worked on, and the callers that wait for each.
+  std::map<std::string, std::vector<JobCallback>> creating_ QUERN_GUARDED_BY(mutex_);
+  // Outputs that a request, a recheck or a publish is busy with: one at a time.
+  std::set<std::string> busy_ QUERN_GUARDED_BY(mutex_);
+
+  std::unique_ptr<ThreadPool> short_work_;  // commits and replies of workers
+  std::unique_ptr<JobQueue> queue_;
+  std::unique_ptr<ThreadPool> long_work_;
+  std::unique_ptr<Ticker> ticker_;
+};
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_RPC_COORDINATOR_H_

@@ -1,0 +1,645 @@
+// The coordinator with its real parts, called through the real stubs over a unix socket. The test plays the worker.
+#include "daemon/rpc/coordinator.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/byte_size.h"
+#include "base/digest.h"
+#include "base/file.h"
+#include "base/status_matchers.h"
+#include "daemon/queue/job_store.h"
+#include "daemon/rpc/server.h"
+#include "daemon/rpc/status.h"
+#include "grpcpp/grpcpp.h"
+#include "nlohmann/json.hpp"
+#include "quant/numerics_version.h"
+#include "quern/v1/jobs.grpc.pb.h"
+#include "quern/v1/workers.grpc.pb.h"
+
+namespace quern::daemon {
+namespace {
+
+using quern::v1::AttemptStatus;
+using quern::v1::CreateJobRequest;
+using quern::v1::DesiredAttempt;
+using quern::v1::Job;
+using quern::v1::SynchronizeRequest;
+using quern::v1::SynchronizeResponse;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+std::string Cwd() {
+  char path[4096];
+  EXPECT_NE(getcwd(path, sizeof(path)), nullptr);
+  return path;
+}
+
+std::string ReasonIn(const grpc::Status& status) {
+  quern::v1::ErrorStatus details;
+  quern::v1::ErrorInfo info;
+  if (!details.ParseFromString(status.error_details()) || details.details_size() != 1) return "";
+  EXPECT_EQ(details.details(0).type_url(), "type.googleapis.com/google.rpc.ErrorInfo");
+  EXPECT_TRUE(info.ParseFromString(details.details(0).value()));
+  return info.reason();
+}
+
+class CoordinatorTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = TempDir::Make("quern-rpc-test");
+    ASSERT_THAT(made, IsOk());
+    directory_ = std::make_unique<TempDir>(*std::move(made));
+    source_ = JoinPath(directory_->path(), "src");
+    output_ = JoinPath(directory_->path(), "out");
+    // A copy: tests change it.
+    const std::string original = JoinPath(Cwd(), "tests/data/laguna-micro");
+    QUERN_ASSERT_OK(MakeDirectories(source_));
+    QUERN_ASSERT_OK_AND_ASSIGN(const auto names, ListDirectory(original));
+    for (const std::string& name : names) {
+      QUERN_ASSERT_OK_AND_ASSIGN(const std::string content, ReadFileToString(JoinPath(original, name)));
+      QUERN_ASSERT_OK(WriteFileDurably(JoinPath(source_, name), content));
+    }
+    store_ = NewMemoryJobStore();
+    Start();
+  }
+
+  void Start(PathPolicy paths = PathPolicy::Everything()) {
+    CoordinatorOptions options;
+    options.store = store_.get();
+    options.clock = Clock::Real();
+    options.owner = "the test";
+    options.paths = std::move(paths);
+    auto coordinator = Coordinator::Start(std::move(options));
+    ASSERT_THAT(coordinator, IsOk());
+    coordinator_ = *std::move(coordinator);
+    const std::string socket = JoinPath(directory_->path(), "s.sock");
+    auto server = Server::Start(coordinator_.get(), {absl::StrCat("unix:", socket)});
+    ASSERT_THAT(server, IsOk());
+    server_ = *std::move(server);
+    channel_ = grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials());
+    jobs_ = quern::v1::Jobs::NewStub(channel_);
+    workers_ = quern::v1::Workers::NewStub(channel_);
+  }
+
+  void Restart() {
+    server_.reset();
+    coordinator_.reset();
+    Start();
+  }
+
+  void TearDown() override {
+    server_.reset();
+    coordinator_.reset();
+  }
+
+  CreateJobRequest Request() {
+    CreateJobRequest request;
+    request.set_request_id(absl::StrCat("request ", ++requests_));
+    request.mutable_spec()->set_operation(quern::v1::QUANTIZE);
+    request.mutable_spec()->set_output(output_);
+    quern::v1::QuantizeSpec& quantize = *request.mutable_spec()->mutable_quantize();
+    quantize.set_source(source_);
+    quantize.set_scheme("W4A16_ASYM");
+    quantize.set_group_size("32");
+    quantize.add_targets("routed_experts");
+    quantize.set_max_shard_size(512 * kKiB);
+    return request;
+  }
+
+  grpc::Status Create(const CreateJobRequest& request, Job* job) {
+    grpc::ClientContext context;
+    return jobs_->CreateJob(&context, request, job);
+  }
+  Job MustCreate(const CreateJobRequest& request) {
+    Job job;
+    const grpc::Status status = Create(request, &job);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return job;
+  }
+  Job Get(const std::string& name) {
+    grpc::ClientContext context;
+    quern::v1::GetJobRequest request;
+    request.set_name(name);
+    Job job;
+    const grpc::Status status = jobs_->GetJob(&context, request, &job);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return job;
+  }
+  // Waits on the stream of the job until it has ended.
+  Job WaitForEnd(const std::string& name) {
+    grpc::ClientContext context;
+    quern::v1::WatchJobRequest request;
+    request.set_name(name);
+    const auto stream = jobs_->WatchJob(&context, request);
+    Job job, last;
+    while (stream->Read(&job)) {
+      EXPECT_GE(job.revision(), last.revision());
+      last = job;
+    }
+    const grpc::Status status = stream->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return last;
+  }
+
+  SynchronizeRequest Worker() const {
+    SynchronizeRequest request;
+    request.set_worker("w");
+    request.set_incarnation(incarnation_);
+    request.set_host("host");
+    request.set_version("1");
+    request.set_numerics_version(quant::kNumericsVersion);
+    request.set_slots(1);
+    request.set_memory(512 * kMiB);
+    return request;
+  }
+
+  SynchronizeResponse Sync(const SynchronizeRequest& request) {
+    grpc::ClientContext context;
+    SynchronizeResponse response;
+    const grpc::Status status = workers_->Synchronize(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+
+  static void Answer(const quern::v1::SightChallenge& challenge, SynchronizeRequest* request) {
+    quern::v1::SightAnswer& answer = *request->add_sight();
+    answer.set_job(challenge.job());
+    answer.set_what(challenge.what());
+    answer.set_nonce(challenge.nonce());
+    const absl::StatusOr<UniqueFd> fd = OpenFile(challenge.path(), O_RDONLY);
+    const absl::StatusOr<uint64_t> size = FileSize(challenge.path());
+    if (!fd.ok() || !size.ok() || *size != challenge.size()) return;
+    Sha256 sha;
+    sha.Update(challenge.nonce());
+    for (uint64_t offset : challenge.offsets()) {
+      std::string sample(std::min<uint64_t>(4096, *size - offset), '\0');
+      EXPECT_THAT(ReadExactly(fd->get(), offset, sample.data(), sample.size(), challenge.path()), IsOk());
+      sha.Update(sample);
+    }
+    answer.set_seen(true);
+    answer.set_digest(sha.Finish());
+  }
+
+  // Asks until an attempt is granted, answering challenges on the way.
+  DesiredAttempt NextGrant(SynchronizeRequest request) {
+    while (true) {
+      const SynchronizeResponse response = Sync(request);
+      for (const DesiredAttempt& attempt : response.attempts()) {
+        if (attempt.has_spec()) return attempt;
+      }
+      request = Worker();
+      request.set_may_wait(response.challenges().empty());
+      for (const auto& challenge : response.challenges()) Answer(challenge, &request);
+    }
+  }
+
+  // What a worker would write, as far as the coordinator looks at it.
+  static AttemptStatus Execute(const DesiredAttempt& attempt) {
+    const quern::v1::WriteShard& shard = attempt.spec().write_shard();
+    std::string content = shard.header();
+    content.resize(shard.file_size());
+    EXPECT_THAT(WriteFileDurably(attempt.output_path(), content), IsOk());
+    AttemptStatus status;
+    *status.mutable_id() = attempt.id();
+    status.set_state(AttemptStatus::COMPLETED);
+    quern::v1::TaskResult& result = *status.mutable_result();
+    result.set_file_size(content.size());
+    result.set_sha256(Sha256Of(content));
+    result.set_header_sha256(Sha256Of(shard.header()));
+    for (const quern::v1::ShardUnit& unit : shard.units()) {
+      quern::v1::ViewDigest& digest = *result.add_source_digests();
+      digest.set_tensor(unit.has_copy() ? unit.copy().source().tensor() : unit.quantize().weight().tensor());
+      digest.set_digest(std::string(16, 'd'));
+      if (!unit.has_quantize()) continue;
+      quern::v1::ModuleError& error = *result.add_errors();
+      error.set_module(unit.quantize().module());
+      error.set_sum_squares(1);
+    }
+    return status;
+  }
+
+  // Runs so many tasks and takes no more.
+  void RunTasks(uint32_t tasks) {
+    SynchronizeRequest request = Worker();
+    for (uint32_t i = 0; i < tasks; ++i) {
+      const AttemptStatus status = Execute(NextGrant(request));
+      request = Worker();
+      *request.add_attempts() = status;
+    }
+    request.set_slots(0);
+    EXPECT_THAT(Sync(request).acknowledged(), SizeIs(1));
+  }
+
+  nlohmann::json RunJson() {
+    auto text = ReadFileToString(JoinPath(output_, ".quern/run.json"));
+    EXPECT_THAT(text, IsOk());
+    return nlohmann::json::parse(text.value_or("{}"));
+  }
+
+  std::unique_ptr<TempDir> directory_;
+  std::string source_, output_;
+  std::unique_ptr<JobStore> store_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<quern::v1::Jobs::Stub> jobs_;
+  std::unique_ptr<quern::v1::Workers::Stub> workers_;
+  std::string incarnation_ = "first";
+  int requests_ = 0;
+};
+
+TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
+  const Job job = MustCreate(Request());
+  EXPECT_EQ(job.state(), Job::QUEUED);
+  const uint32_t tasks = job.progress().tasks_total();
+  ASSERT_GT(tasks, 1);
+  RunTasks(tasks);
+  const Job done = WaitForEnd(job.name());
+  EXPECT_EQ(done.state(), Job::SUCCEEDED) << done.error().message();
+  EXPECT_EQ(done.progress().tasks_done(), tasks);
+  EXPECT_GT(Get(job.name()).plan().source_files_size(), 0);
+
+  const nlohmann::json run = RunJson();
+  EXPECT_EQ(run["identity"], HexDigest(Get(job.name()).plan().identity()));
+  EXPECT_EQ(run["grants"].size(), tasks);
+  EXPECT_EQ(run["commits"].size(), tasks);
+  QUERN_ASSERT_OK_AND_ASSIGN(const auto left, ListDirectory(JoinPath(output_, ".quern")));
+  EXPECT_THAT(left, testing::ElementsAre("run.json"));
+  EXPECT_TRUE(FileExists(JoinPath(output_, "config.json")));
+  EXPECT_TRUE(FileExists(JoinPath(output_, "model.safetensors.index.json")));
+
+  // The same again is there already.
+  const Job again = MustCreate(Request());
+  EXPECT_TRUE(again.already_done());
+  EXPECT_EQ(again.state(), Job::SUCCEEDED);
+  EXPECT_EQ(again.name(), job.name());
+  // Something else may not take its place.
+  CreateJobRequest other = Request();
+  other.mutable_spec()->mutable_quantize()->set_group_size("channel");
+  Job refused;
+  EXPECT_EQ(Create(other, &refused).error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  other.mutable_spec()->mutable_quantize()->set_overwrite(true);
+  other.set_request_id("with overwrite");
+  EXPECT_EQ(MustCreate(other).state(), Job::QUEUED);
+}
+
+TEST_F(CoordinatorTest, SameRequestIdIsTheSameJob) {
+  const CreateJobRequest request = Request();
+  const Job job = MustCreate(request);
+  EXPECT_EQ(MustCreate(request).name(), job.name());
+  Restart();
+  EXPECT_EQ(MustCreate(request).name(), job.name());
+}
+
+TEST_F(CoordinatorTest, FailedAttemptIsTriedAgain) {
+  const Job job = MustCreate(Request());
+  const DesiredAttempt first = NextGrant(Worker());
+  EXPECT_EQ(first.id().attempt(), 1);
+  SynchronizeRequest failed = Worker();
+  AttemptStatus& status = *failed.add_attempts();
+  *status.mutable_id() = first.id();
+  status.set_state(AttemptStatus::FAILED);
+  status.mutable_failure()->set_reason(quern::v1::IO_ERROR);
+  status.mutable_failure()->set_message("read error");
+  const DesiredAttempt second = NextGrant(failed);
+  EXPECT_EQ(second.id().task(), first.id().task());
+  EXPECT_EQ(second.id().attempt(), 2);
+  grpc::ClientContext context;
+  quern::v1::ListTasksRequest list;
+  list.set_parent(job.name());
+  list.set_page_size(1);
+  quern::v1::ListTasksResponse page;
+  ASSERT_TRUE(jobs_->ListTasks(&context, list, &page).ok());
+  ASSERT_THAT(page.tasks(), SizeIs(1));
+  EXPECT_EQ(page.next_page_token(), "1");
+  EXPECT_THAT(page.tasks(0).attempts(), SizeIs(2));
+  EXPECT_EQ(page.tasks(0).attempts(0).message(), "read error");
+}
+
+TEST_F(CoordinatorTest, FileThatDiffersFromTheReportIsNotCommitted) {
+  const Job job = MustCreate(Request());
+  const DesiredAttempt attempt = NextGrant(Worker());
+  AttemptStatus status = Execute(attempt);
+  ASSERT_EQ(truncate(attempt.output_path().c_str(), 100), 0);
+  SynchronizeRequest request = Worker();
+  request.set_slots(0);
+  *request.add_attempts() = status;
+  Sync(request);
+  EXPECT_EQ(Get(job.name()).progress().tasks_done(), 0);
+}
+
+TEST_F(CoordinatorTest, UnfinishedJobIsResumedAndKeepsWhatIsDone) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  Restart();
+  incarnation_ = "second";
+  const Job resumed = MustCreate(Request());
+  EXPECT_EQ(resumed.name(), job.name());
+  EXPECT_EQ(resumed.progress().tasks_done(), 1);
+  RunTasks(resumed.progress().tasks_total() - 1);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  const nlohmann::json run = RunJson();
+  EXPECT_EQ(run["commits"].size(), resumed.progress().tasks_total());
+  std::map<int, int> committed;
+  for (const auto& commit : run["commits"]) committed[commit["task"]] = commit["seq"];
+  for (const auto& grant : run["grants"]) EXPECT_LT(grant["seq"], committed[grant["task"]]) << "a finished task was done again";
+}
+
+TEST_F(CoordinatorTest, OtherOptionsDoNotResumeAJob) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  CreateJobRequest other = Request();
+  other.mutable_spec()->mutable_quantize()->set_group_size("channel");
+  Job refused;
+  const grpc::Status status = Create(other, &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(ReasonIn(status), "IDENTITY_CHANGED");
+  EXPECT_THAT(status.error_message(), HasSubstr("recipe"));
+  other.mutable_spec()->mutable_quantize()->set_overwrite(true);
+  const Job fresh = MustCreate(other);
+  EXPECT_NE(fresh.name(), job.name());
+  EXPECT_EQ(fresh.progress().tasks_done(), 0);
+  EXPECT_EQ(NextGrant(Worker()).id().attempt(), 2) << "no file of the old job may have the same name";
+}
+
+TEST_F(CoordinatorTest, SourceThatChangedBetweenRunsIsNoticedBeforeAnythingIsReused) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  // Other weights under the same header and size.
+  const std::string shard = JoinPath(source_, "model-00002-of-00003.safetensors");
+  QUERN_ASSERT_OK_AND_ASSIGN(std::string content, ReadFileToString(shard));
+  for (size_t i = content.size() / 2; i < content.size(); ++i) content[i] ^= 1;
+  QUERN_ASSERT_OK(WriteFileDurably(shard, content));
+  server_.reset();
+  coordinator_.reset();
+  incarnation_ = "second";
+  Start();
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "SOURCE_CHANGED");
+  EXPECT_THAT(failed.error().message(), HasSubstr("model-00002-of-00003.safetensors"));
+  Job refused;
+  EXPECT_EQ(Create(Request(), &refused).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(CoordinatorTest, SourceThatChangedDuringTheJobIsNoticedBeforePublishing) {
+  const Job job = MustCreate(Request());
+  const std::string shard = JoinPath(source_, "model-00001-of-00003.safetensors");
+  QUERN_ASSERT_OK_AND_ASSIGN(std::string content, ReadFileToString(shard));
+  content.back() ^= 1;
+  RunTasks(job.progress().tasks_total() - 1);
+  const DesiredAttempt last = NextGrant(Worker());
+  QUERN_ASSERT_OK(WriteFileDurably(shard, content));
+  SynchronizeRequest request = Worker();
+  request.set_slots(0);
+  *request.add_attempts() = Execute(last);
+  Sync(request);
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "SOURCE_CHANGED");
+  EXPECT_FALSE(FileExists(JoinPath(output_, "config.json")));
+}
+
+TEST_F(CoordinatorTest, ShardThatWasRemovedBetweenRunsIsWrittenAgain) {
+  const Job job = MustCreate(Request());
+  RunTasks(2);
+  server_.reset();
+  coordinator_.reset();
+  QUERN_ASSERT_OK(RemoveFile(AttemptPath(output_, 0, 1)));
+  incarnation_ = "second";
+  Start();
+  const Job resumed = MustCreate(Request());
+  EXPECT_EQ(resumed.progress().tasks_done(), 1);
+  RunTasks(resumed.progress().tasks_total() - 1);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, CancelledJobCanBeDeletedAndLeavesNothing) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  quern::v1::DeleteJobRequest remove;
+  remove.set_name(job.name());
+  quern::v1::DeleteJobResponse removed;
+  {
+    grpc::ClientContext context;
+    EXPECT_EQ(jobs_->DeleteJob(&context, remove, &removed).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  {
+    grpc::ClientContext context;
+    quern::v1::CancelJobRequest cancel;
+    cancel.set_name(job.name());
+    Job cancelled;
+    ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &cancelled).ok());
+    EXPECT_EQ(cancelled.state(), Job::CANCELLED);
+  }
+  grpc::ClientContext context;
+  const grpc::Status status = jobs_->DeleteJob(&context, remove, &removed);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_FALSE(FileExists(output_)) << "the output was made for the job";
+}
+
+TEST_F(CoordinatorTest, FullDiskReportedByAWorkerFailsTheJobAndItCompletesLater) {
+  const Job job = MustCreate(Request());
+  const DesiredAttempt attempt = NextGrant(Worker());
+  SynchronizeRequest failed = Worker();
+  failed.set_slots(0);
+  AttemptStatus& status = *failed.add_attempts();
+  *status.mutable_id() = attempt.id();
+  status.set_state(AttemptStatus::FAILED);
+  status.mutable_failure()->set_reason(quern::v1::DISK_FULL);
+  Sync(failed);
+  const Job stopped = WaitForEnd(job.name());
+  EXPECT_EQ(stopped.error().reason(), "DISK_FULL");
+  EXPECT_THAT(stopped.error().message(), HasSubstr(absl::StrCat("needs ", Get(job.name()).plan().output_bytes(), " bytes")));
+  EXPECT_EQ(MustCreate(Request()).state(), Job::RUNNING);
+  RunTasks(job.progress().tasks_total());
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, PathsOutsideOfTheRootsAreRefused) {
+  server_.reset();
+  coordinator_.reset();
+  QUERN_ASSERT_OK_AND_ASSIGN(PathPolicy below, PathPolicy::Below({directory_->path()}));
+  Start(std::move(below));
+  CreateJobRequest request = Request();
+  request.mutable_spec()->set_output("/etc/quern-out");
+  Job job;
+  const grpc::Status status = Create(request, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(ReasonIn(status), "PATH_NOT_ALLOWED");
+  // A link inside that leads outside.
+  ASSERT_EQ(symlink("/etc", JoinPath(directory_->path(), "link").c_str()), 0);
+  request.mutable_spec()->set_output(JoinPath(directory_->path(), "link/out"));
+  EXPECT_EQ(Create(request, &job).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  request.mutable_spec()->set_output(JoinPath(directory_->path(), "missing/../../../etc/out"));
+  EXPECT_EQ(Create(request, &job).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  request.mutable_spec()->set_output("out");
+  EXPECT_EQ(Create(request, &job).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(MustCreate(Request()).state(), Job::QUEUED);
+}
+
+TEST_F(CoordinatorTest, PlanStreamsEveryTensorOnce) {
+  grpc::ClientContext context;
+  quern::v1::PlanJobRequest request;
+  *request.mutable_spec() = Request().spec();
+  const auto stream = jobs_->PlanJob(&context, request);
+  quern::v1::PlanJobResponse response;
+  quern::v1::PlanSummary summary;
+  std::set<std::string> tensors;
+  size_t fates = 0;
+  while (stream->Read(&response)) {
+    if (response.has_summary()) summary = response.summary();
+    for (const auto& fate : response.fates()) tensors.insert(fate.tensor());
+    fates += response.fates_size();
+  }
+  const grpc::Status status = stream->Finish();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(tensors.size(), fates);
+  EXPECT_EQ(fates, summary.quantized_tensors() + summary.copied_tensors() + summary.dropped_size());
+  EXPECT_FALSE(FileExists(output_));
+}
+
+TEST_F(CoordinatorTest, InspectAnswers) {
+  grpc::ClientContext context;
+  quern::v1::InspectCheckpointRequest request;
+  request.set_path(source_);
+  quern::v1::InspectCheckpointResponse response;
+  const grpc::Status status = jobs_->InspectCheckpoint(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.files(), 3);
+}
+
+TEST_F(CoordinatorTest, UnknownJobsAndNamesAreErrors) {
+  for (const auto& [name, code] :
+       std::map<std::string, grpc::StatusCode>{{"jobs/77", grpc::StatusCode::NOT_FOUND}, {"job 1", grpc::StatusCode::INVALID_ARGUMENT}}) {
+    grpc::ClientContext get, watch;
+    quern::v1::GetJobRequest request;
+    request.set_name(name);
+    Job job;
+    EXPECT_EQ(jobs_->GetJob(&get, request, &job).error_code(), code);
+    quern::v1::WatchJobRequest watched;
+    watched.set_name(name);
+    const auto stream = jobs_->WatchJob(&watch, watched);
+    EXPECT_FALSE(stream->Read(&job));
+    EXPECT_EQ(stream->Finish().error_code(), code);
+  }
+}
+
+TEST_F(CoordinatorTest, ListJobsGoesPageByPage) {
+  for (const char* output : {"a", "b", "c"}) {
+    CreateJobRequest request = Request();
+    request.mutable_spec()->set_output(JoinPath(directory_->path(), output));
+    MustCreate(request);
+  }
+  std::vector<std::string> names;
+  quern::v1::ListJobsRequest request;
+  request.set_page_size(2);
+  do {
+    grpc::ClientContext context;
+    quern::v1::ListJobsResponse response;
+    ASSERT_TRUE(jobs_->ListJobs(&context, request, &response).ok());
+    for (const Job& job : response.jobs()) names.push_back(job.name());
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_THAT(names, testing::ElementsAre("jobs/1", "jobs/2", "jobs/3"));
+}
+
+TEST_F(CoordinatorTest, IdleWorkerWaitsAndGetsTheJobThatComes) {
+  SynchronizeRequest idle = Worker();
+  idle.set_may_wait(true);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  SynchronizeResponse response;
+  grpc::Status status;
+  const auto call = workers_->AsyncSynchronize(&context, idle, &queue);
+  call->Finish(&response, &status, nullptr);
+  MustCreate(Request());
+  void* tag = nullptr;
+  bool ok = false;
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(response.challenges(), SizeIs(2)) << "source and output";
+}
+
+TEST_F(CoordinatorTest, ShutdownEndsStreamsAndLongPolls) {
+  const Job job = MustCreate(Request());
+  grpc::ClientContext context;
+  quern::v1::WatchJobRequest watch;
+  watch.set_name(job.name());
+  const auto stream = jobs_->WatchJob(&context, watch);
+  Job seen;
+  ASSERT_TRUE(stream->Read(&seen));
+  server_->Shutdown();
+  while (stream->Read(&seen)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(ListenAddress, OnlyUnixSocketsAndLoopback) {
+  for (const char* good : {"unix:/run/q.sock", "127.0.0.1:7450", "localhost:0", "[::1]:7450"})
+    EXPECT_THAT(CheckListenAddress(good), IsOk());
+  for (const char* bad : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "unix:q.sock", "127.evil.example:1", "7450"}) {
+    EXPECT_THAT(CheckListenAddress(bad), StatusIs(absl::StatusCode::kInvalidArgument)) << bad;
+  }
+  EXPECT_THAT(CheckListenAddress("0.0.0.0:7450"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without TLS")));
+}
+
+class UnixSocketTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = TempDir::Make("quern-socket-test");
+    ASSERT_THAT(made, IsOk());
+    directory_ = std::make_unique<TempDir>(*std::move(made));
+    path_ = JoinPath(directory_->path(), "s.sock");
+  }
+  UniqueFd Bind() {
+    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    memcpy(address.sun_path, path_.data(), path_.size());
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    return fd;
+  }
+  std::unique_ptr<TempDir> directory_;
+  std::string path_;
+};
+
+TEST_F(UnixSocketTest, StaleSocketMakesWay) {
+  Bind();
+  QUERN_EXPECT_OK(PrepareUnixSocket(path_));
+  EXPECT_FALSE(FileExists(path_));
+  QUERN_EXPECT_OK(PrepareUnixSocket(path_));
+}
+
+TEST_F(UnixSocketTest, LiveSocketIsLeftAlone) {
+  const UniqueFd fd = Bind();
+  ASSERT_EQ(listen(fd.get(), 1), 0);
+  EXPECT_THAT(PrepareUnixSocket(path_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("another coordinator")));
+  EXPECT_TRUE(FileExists(path_));
+}
+
+TEST_F(UnixSocketTest, OtherFilesAndLongPathsAreRefused) {
+  QUERN_ASSERT_OK(WriteFileDurably(path_, "precious"));
+  EXPECT_THAT(PrepareUnixSocket(path_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no socket")));
+  EXPECT_THAT(PrepareUnixSocket(JoinPath(directory_->path(), std::string(120, 'x'))), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(PrepareUnixSocket(JoinPath(directory_->path(), "none/s.sock")), StatusIs(absl::StatusCode::kNotFound));
+}
+
+}  // namespace
+}  // namespace quern::daemon

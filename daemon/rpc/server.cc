@@ -1,0 +1,122 @@
+#include "daemon/rpc/server.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <chrono>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/byte_size.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/server_builder.h"
+
+namespace quern::daemon {
+namespace {
+
+// A TaskSpec of 8,192 tensors and the results of as many modules fit with room to spare.
+constexpr int kLargestMessage = static_cast<int>(64 * kMiB);
+constexpr std::chrono::seconds kShutdownPatience{5};
+
+bool IsUnix(const std::string& address, std::string* path) {
+  absl::string_view rest = address;
+  if (!absl::ConsumePrefix(&rest, "unix:")) return false;
+  absl::ConsumePrefix(&rest, "//");
+  *path = std::string(rest);
+  return true;
+}
+
+}  // namespace
+
+absl::Status CheckListenAddress(const std::string& address) {
+  std::string path;
+  if (IsUnix(address, &path)) {
+    if (absl::StartsWith(path, "/")) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": the path of a unix socket must be absolute"));
+  }
+  const size_t colon = address.rfind(':');
+  const std::string host = colon == std::string::npos ? "" : address.substr(0, colon);
+  if (host == "localhost" || host == "[::1]" ||
+      (absl::StartsWith(host, "127.") && host.find_first_not_of("0123456789.") == std::string::npos)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--listen ", address,
+                   " is refused: without TLS and tokens, which this version lacks, anybody could give it work. Use unix:/path/to.sock or a "
+                   "loopback address such as 127.0.0.1:7450"));
+}
+
+absl::Status PrepareUnixSocket(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the path of a unix socket has at most ", sizeof(address.sun_path) - 1, " bytes, ", path, " has ", path.size()));
+  }
+  struct stat info;
+  if (stat(DirName(path).c_str(), &info) != 0) return ErrnoToStatus(errno, "stat", DirName(path));
+  if (lstat(path.c_str(), &info) != 0) return errno == ENOENT ? absl::OkStatus() : ErrnoToStatus(errno, "stat", path);
+  if (!S_ISSOCK(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " exists and is no socket"));
+  const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return ErrnoToStatus(errno, "socket", path);
+  memcpy(address.sun_path, path.data(), path.size());
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 || errno == EAGAIN) {
+    return absl::FailedPreconditionError(absl::StrCat("another coordinator listens on ", path));
+  }
+  if (errno != ECONNREFUSED) return ErrnoToStatus(errno, "connect", path);
+  return RemoveFile(path);
+}
+
+Server::Server(Coordinator* coordinator) : coordinator_(coordinator), jobs_(coordinator), workers_(coordinator->queue()) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, const std::vector<std::string>& addresses) {
+  for (const std::string& address : addresses) {
+    QUERN_RETURN_IF_ERROR(CheckListenAddress(address));
+    std::string path;
+    if (IsUnix(address, &path)) QUERN_RETURN_IF_ERROR(PrepareUnixSocket(path));
+  }
+  std::unique_ptr<Server> server(new Server(coordinator));
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(kLargestMessage);
+  builder.SetMaxSendMessageSize(kLargestMessage);
+  // Two servers on one port would share its connections.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  std::vector<int> ports(addresses.size(), -1);
+  for (size_t i = 0; i < addresses.size(); ++i) builder.AddListeningPort(addresses[i], grpc::InsecureServerCredentials(), &ports[i]);
+  builder.RegisterService(&server->jobs_);
+  builder.RegisterService(&server->workers_);
+  server->server_ = builder.BuildAndStart();
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (server->server_ == nullptr || ports[i] <= 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", addresses[i]));
+    std::string path;
+    if (!IsUnix(addresses[i], &path)) continue;
+    // Whoever may enter its directory decides; the socket itself is for owner and group.
+    if (chmod(path.c_str(), 0660) != 0) return ErrnoToStatus(errno, "chmod", path);
+    server->sockets_.push_back(path);
+  }
+  return server;
+}
+
+void Server::Shutdown() {
+  if (server_ == nullptr) return;
+  coordinator_->Shutdown();
+  jobs_.Shutdown();
+  server_->Shutdown(std::chrono::system_clock::now() + kShutdownPatience);
+  server_->Wait();
+  server_.reset();
+  // gRPC removes its sockets itself; a file that is left is of no use.
+  for (const std::string& path : sockets_) RemoveFile(path).IgnoreError();
+}
+
+Server::~Server() { Shutdown(); }
+
+}  // namespace quern::daemon

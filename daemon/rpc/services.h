@@ -1,0 +1,68 @@
+// The gRPC services, over the callback API: a call that waits holds no thread.
+#ifndef QUERN_DAEMON_RPC_SERVICES_H_
+#define QUERN_DAEMON_RPC_SERVICES_H_
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "base/mutex.h"
+#include "daemon/rpc/coordinator.h"
+#include "daemon/rpc/thread_pool.h"
+#include "quern/v1/jobs.grpc.pb.h"
+#include "quern/v1/workers.grpc.pb.h"
+
+namespace quern::daemon {
+
+class JobsService : public quern::v1::Jobs::CallbackService {
+ public:
+  explicit JobsService(Coordinator* coordinator);
+  ~JobsService() override;
+
+  // Ends the streams of WatchJob with UNAVAILABLE.
+  void Shutdown();
+
+  grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext*, const quern::v1::CreateJobRequest*, quern::v1::Job*) override;
+  grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext*, const quern::v1::GetJobRequest*, quern::v1::Job*) override;
+  grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext*, const quern::v1::ListJobsRequest*,
+                                     quern::v1::ListJobsResponse*) override;
+  grpc::ServerWriteReactor<quern::v1::Job>* WatchJob(grpc::CallbackServerContext*, const quern::v1::WatchJobRequest*) override;
+  grpc::ServerUnaryReactor* CancelJob(grpc::CallbackServerContext*, const quern::v1::CancelJobRequest*, quern::v1::Job*) override;
+  grpc::ServerUnaryReactor* PauseJob(grpc::CallbackServerContext*, const quern::v1::PauseJobRequest*, quern::v1::Job*) override;
+  grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext*, const quern::v1::ResumeJobRequest*, quern::v1::Job*) override;
+  grpc::ServerUnaryReactor* RetryJob(grpc::CallbackServerContext*, const quern::v1::RetryJobRequest*, quern::v1::Job*) override;
+  grpc::ServerUnaryReactor* DeleteJob(grpc::CallbackServerContext*, const quern::v1::DeleteJobRequest*,
+                                      quern::v1::DeleteJobResponse*) override;
+  grpc::ServerUnaryReactor* ListTasks(grpc::CallbackServerContext*, const quern::v1::ListTasksRequest*,
+                                      quern::v1::ListTasksResponse*) override;
+  grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext*, const quern::v1::ListWorkersRequest*,
+                                        quern::v1::ListWorkersResponse*) override;
+  grpc::ServerWriteReactor<quern::v1::PlanJobResponse>* PlanJob(grpc::CallbackServerContext*, const quern::v1::PlanJobRequest*) override;
+  grpc::ServerUnaryReactor* InspectCheckpoint(grpc::CallbackServerContext*, const quern::v1::InspectCheckpointRequest*,
+                                              quern::v1::InspectCheckpointResponse*) override;
+
+ private:
+  class Watcher;
+  void Remove(Watcher* watcher);
+  void Tick();
+
+  Coordinator* const coordinator_;
+  Mutex mutex_;
+  std::set<Watcher*> watchers_ QUERN_GUARDED_BY(mutex_);
+  bool shut_down_ QUERN_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<Ticker> ticker_;
+};
+
+class WorkersService : public quern::v1::Workers::CallbackService {
+ public:
+  explicit WorkersService(JobQueue* queue) : queue_(queue) {}
+  grpc::ServerUnaryReactor* Synchronize(grpc::CallbackServerContext*, const quern::v1::SynchronizeRequest*,
+                                        quern::v1::SynchronizeResponse*) override;
+
+ private:
+  JobQueue* const queue_;
+};
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_RPC_SERVICES_H_

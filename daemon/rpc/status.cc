@@ -1,0 +1,40 @@
+#include "daemon/rpc/status.h"
+
+#include "absl/strings/cord.h"
+#include "quern/v1/jobs.pb.h"
+
+namespace quern::daemon {
+namespace {
+constexpr char kReasonUrl[] = "quern/reason";
+}  // namespace
+
+absl::Status WithReason(absl::Status status, absl::string_view reason) {
+  status.SetPayload(kReasonUrl, absl::Cord(reason));
+  return status;
+}
+
+std::string ReasonOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kReasonUrl);
+  return payload.has_value() ? std::string(*payload) : "";
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  // The codes of absl and gRPC are the same numbers.
+  const auto code = static_cast<grpc::StatusCode>(status.raw_code());
+  const std::string message(status.message());
+  const std::string reason = ReasonOf(status);
+  if (reason.empty()) return grpc::Status(code, message);
+  quern::v1::ErrorInfo info;
+  info.set_reason(reason);
+  info.set_domain("quern");
+  quern::v1::ErrorStatus details;
+  details.set_code(status.raw_code());
+  details.set_message(message);
+  google::protobuf::Any& any = *details.add_details();
+  any.set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
+  any.set_value(info.SerializeAsString());
+  return grpc::Status(code, message, details.SerializeAsString());
+}
+
+}  // namespace quern::daemon

@@ -1,0 +1,39 @@
+#include <atomic>
+#include <utility>
+
+#include "daemon/rpc/services.h"
+#include "daemon/rpc/status.h"
+
+namespace quern::daemon {
+namespace {
+
+class SynchronizeCall : public grpc::ServerUnaryReactor {
+ public:
+  SynchronizeCall(JobQueue* queue, const quern::v1::SynchronizeRequest& request, quern::v1::SynchronizeResponse* response)
+      : queue_(queue), ticket_(next_ticket.fetch_add(1)) {
+    queue_->Synchronize(request, ticket_, [this, response](absl::StatusOr<quern::v1::SynchronizeResponse> answer) {
+      if (answer.ok()) *response = *std::move(answer);
+      Finish(ToGrpcStatus(answer.status()));
+    });
+  }
+
+  // A worker that is gone must not be given work by its last call.
+  void OnCancel() override { queue_->CancelSynchronize(ticket_); }
+  void OnDone() override { delete this; }
+
+ private:
+  static std::atomic<uint64_t> next_ticket;
+  JobQueue* const queue_;
+  const uint64_t ticket_;
+};
+
+std::atomic<uint64_t> SynchronizeCall::next_ticket{1};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* WorkersService::Synchronize(grpc::CallbackServerContext*, const quern::v1::SynchronizeRequest* request,
+                                                      quern::v1::SynchronizeResponse* response) {
+  return new SynchronizeCall(queue_, *request, response);
+}
+
+}  // namespace quern::daemon

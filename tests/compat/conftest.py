@@ -1,0 +1,76 @@
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import checkpoints
+import oracle
+
+
+@pytest.fixture(scope="session")
+def quern():
+    """Runs the program under test; returns the finished process."""
+    program = Path(os.environ["QUERN_BUILD"]) / "client" / "quern"
+    assert program.exists(), f"{program} is not built"
+
+    def run(*arguments):
+        return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """Directory of a model by name; made once where transformers makes it."""
+    made = {}
+
+    def get(name):
+        if name in checkpoints.TRAINED:
+            directory = checkpoints.TRAINED[name]
+            if not directory.exists():
+                message = f"{directory} is not there: this test needs the trained checkpoint beside the tree"
+                if checkpoints.in_ci():
+                    pytest.fail(message)
+                pytest.skip(message)
+            return directory
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            checkpoints.make(name, made[name])
+        return made[name]
+
+    return get
+
+
+class Pair:
+    """The same request carried out by Quern and by llm-compressor."""
+
+    def __init__(self, name, source, ours, theirs, process, refusal, request):
+        self.name, self.source, self.ours, self.theirs = name, source, ours, theirs
+        self.process, self.refusal, self.request = process, refusal, request
+
+
+@pytest.fixture(scope="session")
+def quantized(quern, checkpoint, tmp_path_factory):
+    """(model, scheme, group, targets) -> Pair, each quantized once in a session."""
+    pairs = {}
+
+    def get(model, scheme, group, targets):
+        key = (model, scheme, group, targets)
+        if key not in pairs:
+            name = f"{model}-{scheme}-{group}-{targets}"
+            source, base = checkpoint(model), tmp_path_factory.mktemp(name)
+            process = quern("quantize", source, "-o", base / "ours", "--scheme", scheme, "--group-size", group, "--targets", targets,
+                            "--max-shard-size", "1MiB", "--json")
+            refusal = oracle.quantize(source, base / "theirs", scheme, group, targets)
+            pairs[key] = Pair(name, source, base / "ours", base / "theirs", process, refusal, key)
+        return pairs[key]
+
+    get.pairs = pairs
+    return get
+
+
+@pytest.fixture(scope="session")
+def quantization_config():
+    return lambda directory: json.loads((Path(directory) / "config.json").read_text())["quantization_config"]

@@ -1,0 +1,291 @@
+// quern-worker: joins a coordinator and quantizes for it. The same program is supervisor and, with --executor, its child.
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "base/byte_size.h"
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "base/subprocess.h"
+#include "base/task_memory.h"
+#include "quant/numerics_version.h"
+#include "quant/scheme.h"
+#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/spdlog.h"
+#include "worker/executor/executor.h"
+#include "worker/executor/pipeline_hooks.h"
+#include "worker/pipeline/run_task.h"
+#include "worker/supervisor/grpc_transport.h"
+#include "worker/supervisor/supervisor.h"
+
+namespace quern::worker {
+namespace {
+
+constexpr int kDone = 0;
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+
+// sockaddr_un ends a path at 108 bytes with its zero.
+constexpr size_t kMaxSocketPath = 107;
+
+struct Flags {
+  std::string server;
+  std::string memory = "512MiB";
+  int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  std::string device = "cpu";
+  std::string reader = "auto";
+  std::string name;
+  std::string available_for;
+  int parent_fd = -1;
+  bool executor = false;
+  int channel_fd = -1;
+};
+
+// What the flags mean, checked.
+struct Settings {
+  uint64_t memory = 0;
+  absl::Duration available_for = absl::InfiniteDuration();
+};
+
+absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
+  Settings settings;
+  if (flags.server.empty()) return absl::InvalidArgumentError("--server is needed: unix:/path/to/quern.sock or host:port");
+  absl::string_view path = flags.server;
+  if (absl::ConsumePrefix(&path, "unix:") && path.size() > kMaxSocketPath) {
+    return absl::InvalidArgumentError(absl::StrCat("--server: the socket's path has ", path.size(), " bytes, more than ", kMaxSocketPath));
+  }
+  if (flags.device != "cpu") {
+    return absl::InvalidArgumentError(absl::StrCat("--device ", flags.device, ": this build has no CUDA backend, the only device is cpu"));
+  }
+  if (const absl::Status reader = ParseReaderMode(flags.reader).status(); !reader.ok()) return Annotate(reader, "--reader");
+  if (flags.threads < 1) return absl::InvalidArgumentError(absl::StrCat("--threads ", flags.threads, ": at least 1"));
+  const absl::StatusOr<uint64_t> memory = ParseByteSize(flags.memory);
+  if (!memory.ok()) return Annotate(memory.status(), "--memory");
+  if (*memory < kMinimumTaskMemory) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--memory ", flags.memory, ": no task runs with less than ", FormatByteSize(kMinimumTaskMemory)));
+  }
+  settings.memory = *memory;
+  if (!flags.available_for.empty() &&
+      (!absl::ParseDuration(flags.available_for, &settings.available_for) || settings.available_for < absl::ZeroDuration())) {
+    return absl::InvalidArgumentError(absl::StrCat("--available-for ", flags.available_for, ": no duration such as 90m or 11h30m"));
+  }
+  return settings;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 && name[0] != '\0' ? name : "unknown-host";
+}
+
+// A random UUID (version 4).
+absl::StatusOr<std::string> NewUuid() {
+  std::array<unsigned char, 16> bytes;
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return absl::InternalError("getrandom gave no random bytes");
+  }
+  bytes[6] = (bytes[6] & 0x0f) | 0x40;
+  bytes[8] = (bytes[8] & 0x3f) | 0x80;
+  const std::string hex = HexDigest(absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  return absl::StrCat(hex.substr(0, 8), "-", hex.substr(8, 4), "-", hex.substr(12, 4), "-", hex.substr(16, 4), "-", hex.substr(20));
+}
+
+// The program's own file under its name, for the children. When it has been replaced since (an upgrade), the one that runs: both ends of
+// the channel must be the same.
+std::string OwnProgram() {
+  constexpr char kSelf[] = "/proc/self/exe";
+  char path[4096];
+  const ssize_t length = readlink(kSelf, path, sizeof(path));
+  if (length <= 0 || length == sizeof(path)) return kSelf;
+  const std::string name(path, length);
+  struct stat named, running;
+  const bool same =
+      stat(name.c_str(), &named) == 0 && stat(kSelf, &running) == 0 && named.st_dev == running.st_dev && named.st_ino == running.st_ino;
+  return same ? name : kSelf;
+}
+
+// Keeps the process's memory near what is in use: the pool of the executor is the budget, and everything else has to be small.
+void KeepHeapSmall() {
+  mallopt(M_ARENA_MAX, 2);
+  mallopt(M_MMAP_THRESHOLD, 256 << 10);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+}
+
+void SetUpLog() {
+  spdlog::set_default_logger(spdlog::stderr_logger_mt("quern-worker"));
+  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+}
+
+int RunAsExecutor(int channel_fd) {
+  prctl(PR_SET_NAME, "quern-executor");
+  PrepareExecutorProcess();
+  const absl::Status status = RunExecutor(UniqueFd(channel_fd), PipelineHooks());
+  if (status.ok()) return kDone;
+  spdlog::error("executor: {}", status.ToString());
+  return kFailed;
+}
+
+quern::v1::Device CpuDevice() {
+  quern::v1::Device device;
+  device.set_kind("cpu");
+  device.set_name(quant::KernelTarget());
+  const absl::Status self_test = quant::SelfTest();
+  device.set_self_test_passed(self_test.ok());
+  if (!self_test.ok()) {
+    device.set_self_test_detail(std::string(self_test.message()));
+    spdlog::error("SELF-TEST FAILED, this worker takes no work: {}", self_test.ToString());
+  }
+  return device;
+}
+
+void Log(LogLevel level, const std::string& line) {
+  switch (level) {
+    case LogLevel::kInfo:
+      return spdlog::info(line);
+    case LogLevel::kWarning:
+      return spdlog::warn(line);
+    case LogLevel::kError:
+      return spdlog::error(line);
+  }
+}
+
+// Turns SIGTERM and SIGINT into requests while it lives. They must be blocked in every thread, which BlockSignals in main does.
+class SignalThread {
+ public:
+  static void BlockSignals() {
+    const sigset_t signals = Signals();
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  }
+
+  explicit SignalThread(Supervisor* supervisor) : thread_([supervisor] { Serve(supervisor); }) {}
+  ~SignalThread() {
+    pthread_kill(thread_.native_handle(), kEnd);
+    thread_.join();
+  }
+
+ private:
+  static constexpr int kEnd = SIGUSR1;
+
+  static sigset_t Signals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int signal : {SIGTERM, SIGINT, kEnd}) sigaddset(&signals, signal);
+    return signals;
+  }
+
+  static void Serve(Supervisor* supervisor) {
+    const sigset_t signals = Signals();
+    bool draining = false, stopping = false;
+    while (true) {
+      int signal = 0;
+      if (sigwait(&signals, &signal) != 0 || signal == kEnd) return;
+      if (signal == SIGTERM && !draining && !stopping) {
+        draining = true;
+        supervisor->RequestDrain();
+      } else if (!stopping) {
+        stopping = true;
+        supervisor->RequestStop();
+      } else {
+        // Asked a third time: the executor ends with its channel.
+        _exit(kFailed);
+      }
+    }
+  }
+
+  std::thread thread_;
+};
+
+absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
+  SupervisorOptions options;
+  options.info.host = HostName();
+  options.info.name = flags.name.empty() ? absl::StrCat(options.info.host, "-", getpid()) : flags.name;
+  QUERN_ASSIGN_OR_RETURN(options.info.incarnation, NewUuid());
+  options.info.version = QUERN_VERSION;
+  options.info.numerics_version = quant::kNumericsVersion;
+  options.info.threads = flags.threads;
+  options.info.memory = settings.memory;
+  options.info.reader = flags.reader;
+  options.info.available_until = Clock::Real()->Monotonic() + settings.available_for;
+  options.info.devices = {CpuDevice()};
+  options.executor_argv = {OwnProgram()};
+  options.transport = NewGrpcTransport(flags.server);
+  options.log = Log;
+  spdlog::info("worker {} ({}) with {} and {} threads for {}", options.info.name, options.info.devices[0].name(),
+               FormatByteSize(settings.memory), flags.threads, flags.server);
+  Supervisor supervisor(std::move(options));
+  SignalThread signals(&supervisor);
+  supervisor.Run();
+  spdlog::info("worker has left");
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  KeepHeapSmall();
+  SetUpLog();
+  Flags flags;
+  CLI::App app("Joins a coordinator (quernd) and does its tasks: reads weights, quantizes them, writes shards.", "quern-worker");
+  app.footer(
+      "Memory: the buffer pool has --memory bytes; the whole worker stays within 100 MiB more.\n"
+      "Signals: SIGTERM finishes what runs, then leaves; SIGINT or a second SIGTERM stops at once.\n\n"
+      "Example:\n  quern-worker --server unix:/run/quern/quern.sock --memory 512MiB --threads 8 --name node7\n");
+  app.add_option("--server", flags.server, "The coordinator: unix:/path or host:port");
+  app.add_option("--memory", flags.memory, "Bytes of the buffer pool, for example 512MiB or 2GB")->capture_default_str();
+  app.add_option("--threads", flags.threads, "Threads that compute (default: the cores of this process)");
+  app.add_option("--device", flags.device, "What computes: cpu")->capture_default_str();
+  app.add_option("--reader", flags.reader, "How sources are read where a job does not say: auto, direct, buffered or mmap")
+      ->capture_default_str();
+  app.add_option(
+      "--name", flags.name,
+      "Name that the coordinator knows this worker by. Give one that is the same after a restart, and another to every worker of "
+      "a machine (default: host and process number)");
+  app.add_option("--available-for", flags.available_for,
+                 "How long this machine will be there (90m, 11h30m): nothing is started that cannot end");
+  app.add_option("--parent-fd", flags.parent_fd, "Exit at once when this pipe closes")->group("");
+  app.add_flag("--executor", flags.executor)->group("");
+  app.add_option("--channel-fd", flags.channel_fd)->group("");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kDone : kUsage;
+  }
+  if (flags.executor) return RunAsExecutor(flags.channel_fd);
+
+  const absl::StatusOr<Settings> settings = CheckFlags(flags);
+  if (!settings.ok()) {
+    std::cerr << "quern-worker: " << settings.status().message() << "\nRun quern-worker --help for usage.\n";
+    return kUsage;
+  }
+  SignalThread::BlockSignals();
+  // The executor ends with its channel.
+  WatchParent(flags.parent_fd, [] { _exit(kDone); });
+  if (const absl::Status status = RunAsSupervisor(flags, *settings); !status.ok()) {
+    spdlog::error("{}", status.ToString());
+    return kFailed;
+  }
+  return kDone;
+}
+
+}  // namespace
+}  // namespace quern::worker
+
+int main(int argc, char** argv) { return quern::worker::Main(argc, argv); }

@@ -1,0 +1,18 @@
+// The worker's proof that it sees the same files as the coordinator.
+#ifndef QUERN_WORKER_SUPERVISOR_SIGHT_H_
+#define QUERN_WORKER_SUPERVISOR_SIGHT_H_
+
+#include "quern/v1/workers.pb.h"
+
+namespace quern::worker {
+
+// The most samples that one challenge may ask for; more is "not seen".
+inline constexpr int kMaxSightSamples = 4096;
+
+// Reads the samples of the challenge and digests them. A file that cannot be read, is no regular file or has another size is "not seen",
+// with the reason in `detail`. Blocks on the file's filesystem.
+quern::v1::SightAnswer AnswerSight(const quern::v1::SightChallenge& challenge);
+
+}  // namespace quern::worker
+
+#endif  // QUERN_WORKER_SUPERVISOR_SIGHT_H_
