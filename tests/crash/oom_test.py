@@ -101,8 +101,8 @@ class OomTest:
         print(f"retried with less: {kills} kills, {len(killed)} attempts out of memory, job succeeded", flush=True)
 
     def never_enough(self):
-        job, tasks, kills, _ = self.run_job(26 * MIB, "256MiB", "never")
-        check(job["state"] == "FAILED", f"with 26 MiB the job ended {job['state']}")
+        job, tasks, kills, _ = self.run_job(12 * MIB, "256MiB", "never")
+        check(job["state"] == "FAILED", f"with 12 MiB the job ended {job['state']}")
         check(kills > 0, "nothing was killed: the cgroup is not small enough for this test")
         error = job["error"]
         check(error["reason"] == "OUT_OF_MEMORY", f"the reason is {error}")
