@@ -192,6 +192,8 @@ absl::Status PrivateFarm::StopChild(std::optional<Subprocess>& child) {
 absl::Status PrivateFarm::Stop() {
   draining_ = true;
   const absl::Status worker = StopChild(worker_);
+  // An idle client notices that its server leaves only every few seconds, and the server waits for it.
+  jobs_.reset();
   const absl::Status coordinator = StopChild(coordinator_);
   return worker.ok() ? coordinator : worker;
 }

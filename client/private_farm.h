@@ -54,7 +54,7 @@ class PrivateFarm {
   absl::Status DrainWorker();
   bool worker_running();
 
-  // Ends both children, worker first, and waits for them: gently, then after a while with SIGKILL.
+  // Ends both children, worker first, and waits for them: gently, then after a while with SIGKILL. jobs() must not be used afterwards.
   absl::Status Stop();
 
  private:
