@@ -192,7 +192,7 @@ absl::Status PrivateFarm::StopChild(std::optional<Subprocess>& child) {
 absl::Status PrivateFarm::Stop() {
   draining_ = true;
   const absl::Status worker = StopChild(worker_);
-  // An idle client notices that its server leaves only every few seconds, and the server waits for it.
+  // The server's shutdown waits for an open channel to answer, and nobody polls ours any more.
   jobs_.reset();
   const absl::Status coordinator = StopChild(coordinator_);
   return worker.ok() ? coordinator : worker;

@@ -1,9 +1,11 @@
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "quant/kernels/integer_tile.h"
 #include "quant/scheme.h"
 
 namespace quern::quant {
@@ -59,10 +61,87 @@ absl::Status Check(const Golden& golden) {
   return absl::OkStatus();
 }
 
+// Buffers of an encoded tile, the same for the kernels and for the definition.
+struct Encoded {
+  std::vector<unsigned char> packed, scales, zero_points;
+  std::vector<RowError> errors;
+};
+
+constexpr int64_t kRows = 2;
+constexpr int64_t kColumns = 160;
+
+IntegerTile PointTo(IntegerTile tile, Encoded& encoded) {
+  encoded.packed.assign(kRows * kColumns, 0);
+  encoded.scales.assign(kRows * kColumns * 4, 0);
+  encoded.zero_points.assign(kRows * kColumns * 4, 0);
+  encoded.errors.assign(kRows, RowError());
+  tile.packed = encoded.packed.data();
+  tile.packed_stride = kColumns;
+  tile.scales = encoded.scales.data();
+  tile.scale_stride = kColumns * 4;
+  tile.zero_points = encoded.zero_points.data();
+  tile.zero_point_stride = kColumns * 4;
+  return tile;
+}
+
+// Compares the active kernels with the scalar definition on one tile of seeded bits: finite values of many magnitudes.
+template <class D>
+absl::Status Compare(absl::string_view dtype, ElementType element, const scalar::IntegerFormat& format, int64_t group) {
+  std::vector<typename D::Bits> elements;
+  uint64_t state = 1;
+  for (int64_t i = 0; i < kRows * kColumns; ++i) {
+    state = state * 6364136223846793005 + 1442695040888963407;
+    const float fraction = static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
+    elements.push_back(D::FromFloat(fraction / static_cast<float>(1 << (state >> 29 & 7))));
+  }
+  IntegerTile tile;
+  tile.format = format;
+  tile.element = element;
+  tile.rows = kRows;
+  tile.columns = kColumns;
+  tile.group = group;
+  tile.elements = reinterpret_cast<const unsigned char*>(elements.data());
+  tile.element_stride = kColumns * static_cast<int64_t>(sizeof elements[0]);
+  Encoded expected, actual;
+  const IntegerTile by_definition = PointTo(tile, expected);
+  const IntegerTile by_kernel = PointTo(tile, actual);
+  EncodeOptions options;
+  options.errors = expected.errors.data();
+  EncodeScalar(by_definition, options);
+  options.errors = actual.errors.data();
+  Encode(by_kernel, options);
+  std::vector<typename D::Bits> expected_values(elements.size()), actual_values(elements.size());
+  DecodeScalar(by_definition, reinterpret_cast<unsigned char*>(expected_values.data()), tile.element_stride);
+  Decode(by_kernel, reinterpret_cast<unsigned char*>(actual_values.data()), tile.element_stride);
+  const auto differ = [&](absl::string_view what) {
+    return absl::InternalError(absl::StrCat("self-test on ", ActiveTarget(), ": ", what, " of ", dtype, " to int", format.bits,
+                                            format.symmetric ? " symmetric" : " asymmetric", format.precise ? " precise" : "",
+                                            " in groups of ", group, " are not those of the definition"));
+  };
+  if (actual.packed != expected.packed) return differ("codes");
+  if (actual.scales != expected.scales) return differ("scales");
+  if (actual.zero_points != expected.zero_points) return differ("zero points");
+  if (actual_values != expected_values) return differ("decoded values");
+  if (std::memcmp(actual.errors.data(), expected.errors.data(), kRows * sizeof(RowError)) != 0) return differ("error figures");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status SelfTest() {
   for (const Golden& golden : kGolden) QUERN_RETURN_IF_ERROR(Check(golden));
+  for (int bits = 2; bits <= 8; ++bits) {
+    for (const bool symmetric : {true, false}) {
+      for (const bool precise : {true, false}) {
+        for (const int64_t group : {int64_t{32}, kColumns}) {
+          const scalar::IntegerFormat format = {bits, symmetric, precise};
+          QUERN_RETURN_IF_ERROR(Compare<scalar::Bf16>("BF16", ElementType::kBf16, format, group));
+          QUERN_RETURN_IF_ERROR(Compare<scalar::F16>("F16", ElementType::kF16, format, group));
+          QUERN_RETURN_IF_ERROR(Compare<scalar::F32>("F32", ElementType::kF32, format, group));
+        }
+      }
+    }
+  }
   return absl::OkStatus();
 }
 

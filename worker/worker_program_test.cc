@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/file.h"
@@ -232,7 +233,7 @@ TEST_F(WorkerProgramTest, UnwantedAttemptStopsAndItsFileIsGone) {
   EXPECT_FALSE(FileExists(output_path()));
 }
 
-TEST_F(WorkerProgramTest, CoordinatorThatRestartsGetsTheResult) {
+TEST_F(WorkerProgramTest, CoordinatorThatRestartsIsToldWhatRuns) {
   Subprocess worker = SpawnWorker();
   StartLongAttempt(1);
   coordinator_.reset();

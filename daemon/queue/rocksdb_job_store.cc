@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/byte_size.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "daemon/queue/group_commit.h"
@@ -26,6 +27,10 @@ constexpr char kVersionKey[] = "v";
 // A full disk must not keep the store from recording that the disk is full: this file is given up for that.
 constexpr char kBallastName[] = "ballast";
 constexpr size_t kBallastSize = 1 << 20;
+// Opening replays the log and writes new files. RocksDB as Debian builds it aborts when it finds no space for them, so we look first.
+constexpr uint64_t kSpaceToOpen = 4 * kMiB;
+// What a write may take beside its records: blocks, the log's own framing.
+constexpr uint64_t kSpaceBesideBatch = 128 * kKiB;
 // Others (a worker that removes its unfinished shard) may free space in the meantime.
 constexpr int kNoSpaceTries = 20;
 constexpr absl::Duration kNoSpaceWait = absl::Milliseconds(250);
@@ -125,17 +130,36 @@ class RocksDbJobStore : public JobStore {
       }
       QUERN_RETURN_IF_ERROR(ToStatus(status, directory_));
     }
+    QUERN_RETURN_IF_ERROR(MakeRoomFor(batch.GetDataSize()));
     rocksdb::WriteOptions options;
     options.sync = true;
     rocksdb::Status status = db_->Write(options, &batch);
-    // Putting the same records twice is harmless, so a batch that may have been written in part is written again.
-    for (int i = 0; status.IsNoSpace() && i < kNoSpaceTries; ++i) {
+    // Another process may have taken the space since. RocksDB recovers by itself too and is busy meanwhile. Putting the same records twice
+    // is harmless, so a batch that may have been written in part is written again.
+    for (int i = 0; (status.IsNoSpace() || status.IsBusy()) && i < kNoSpaceTries; ++i) {
       QUERN_RETURN_IF_ERROR(RemoveFile(JoinPath(directory_, kBallastName)));
       if (i > 0) absl::SleepFor(kNoSpaceWait);
       status = db_->Resume();
       if (status.ok()) status = db_->Write(options, &batch);
     }
     return ToStatus(status, directory_);
+  }
+
+  // A write that finds no space puts RocksDB into an error state that is hard to leave, so the space is looked for first.
+  absl::Status MakeRoomFor(uint64_t bytes) {
+    const uint64_t needed = bytes + kSpaceBesideBatch;
+    uint64_t free_bytes = 0;
+    for (int i = 0; i < kNoSpaceTries; ++i) {
+      QUERN_ASSIGN_OR_RETURN(free_bytes, FreeDiskSpace(directory_));
+      if (free_bytes >= needed) return absl::OkStatus();
+      if (i == 0) {
+        QUERN_RETURN_IF_ERROR(RemoveFile(JoinPath(directory_, kBallastName)));
+      } else {
+        absl::SleepFor(kNoSpaceWait);
+      }
+    }
+    return absl::ResourceExhaustedError(absl::StrCat("disk full: the job store ", directory_, " needs ", FormatByteSize(needed),
+                                                     " of free space, there are ", FormatByteSize(free_bytes)));
   }
 
   const std::string directory_;
@@ -171,6 +195,11 @@ absl::Status CheckVersion(JobStore* store, const std::string& directory) {
 
 absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory) {
   QUERN_RETURN_IF_ERROR(MakeDirectories(directory, 0700));
+  QUERN_ASSIGN_OR_RETURN(const uint64_t free_bytes, FreeDiskSpace(directory));
+  if (free_bytes < kSpaceToOpen) {
+    return absl::ResourceExhaustedError(absl::StrCat("disk full: the job store ", directory, " needs ", FormatByteSize(kSpaceToOpen),
+                                                     " of free space to start, there are ", FormatByteSize(free_bytes)));
+  }
   const rocksdb::Options options = StoreOptions();
   rocksdb::DB* db = nullptr;
   QUERN_RETURN_IF_ERROR(ToStatus(rocksdb::DB::Open(options, directory, &db), directory));

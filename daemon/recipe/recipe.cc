@@ -333,7 +333,7 @@ absl::StatusOr<const YamlNode*> FindModifier(const YamlNode& root) {
   const YamlNode* found = nullptr;
   std::vector<const YamlNode*> maps;
   const bool staged = std::any_of(root.members.begin(), root.members.end(), [](const auto& member) {
-    return absl::EndsWith(member.first, "_stage") || absl::EndsWith(member.first, "_modifiers") || absl::EndsWith(member.first, "Modifier");
+    return absl::EndsWith(member.key, "_stage") || absl::EndsWith(member.key, "_modifiers") || absl::EndsWith(member.key, "Modifier");
   });
   if (!staged) return found;
   maps.push_back(&root);

@@ -8,6 +8,7 @@
 #include <exception>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -86,7 +87,7 @@ class TreeBuilder : public YAML::EventHandler {
     if (open_.empty()) {
       root = std::move(node);
     } else if (open_.back().node.kind == YamlNode::Kind::kMap) {
-      open_.back().node.members.emplace_back(*std::move(open_.back().key), std::move(node));
+      open_.back().node.members.push_back({*std::move(open_.back().key), std::move(node)});
       open_.back().key.reset();
     } else {
       open_.back().node.items.push_back(std::move(node));

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,17 +18,24 @@ inline constexpr int kMaxRecipeDepth = 32;
 inline constexpr size_t kMaxRecipeNodes = 100'000;
 inline constexpr size_t kMaxRecipeKeys = 256;  // of one mapping
 
+struct YamlMember;
+
 struct YamlNode {
   enum class Kind { kNull, kScalar, kSequence, kMap };
   Kind kind = Kind::kNull;
-  int line = 1;                                           // counted from 1
-  std::string scalar;                                     // of kScalar, as text
-  std::vector<YamlNode> items;                            // of kSequence
-  std::vector<std::pair<std::string, YamlNode>> members;  // of kMap, in the order of the text; keys are unique
+  int line = 1;                     // counted from 1
+  std::string scalar;               // of kScalar, as text
+  std::vector<YamlNode> items;      // of kSequence
+  std::vector<YamlMember> members;  // of kMap, in the order of the text; keys are unique
 
   bool IsNull() const { return kind == Kind::kNull; }
   // The member of that key, or nullptr.
   const YamlNode* Find(absl::string_view key) const;
+};
+
+struct YamlMember {
+  std::string key;
+  YamlNode value;
 };
 
 // An empty text is a null node. INVALID_ARGUMENT names the line.

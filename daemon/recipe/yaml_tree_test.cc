@@ -17,7 +17,7 @@ TEST(YamlTree, KeepsLinesAndOrder) {
   QUERN_ASSERT_OK_AND_ASSIGN(const YamlNode root, ParseYaml("a: 1\nb:\n  - x\n  - 'null'\nc: null\nd: {e: ~}\n"));
   ASSERT_EQ(root.kind, YamlNode::Kind::kMap);
   ASSERT_EQ(root.members.size(), 4u);
-  EXPECT_EQ(root.members[0].first, "a");
+  EXPECT_EQ(root.members[0].key, "a");
   EXPECT_EQ(root.Find("a")->scalar, "1");
   EXPECT_EQ(root.Find("b")->items[1].scalar, "null");
   EXPECT_EQ(root.Find("b")->items[1].line, 4);

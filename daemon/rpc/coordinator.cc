@@ -321,7 +321,13 @@ absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequ
   if (absl::IsNotFound(finished.status())) return std::optional<Job>();
   QUERN_RETURN_IF_ERROR(finished.status());
   QUERN_ASSIGN_OR_RETURN(PlanSummary now, MakeIdentity(spec));
-  if (now.identity() != *finished) return std::optional<Job>();
+  QUERN_ASSIGN_OR_RETURN(const PlanSummary then, ParseRunJson(JoinPath(spec.output(), ".quern/run.json")));
+  if (const std::string difference = IdentityDifference(then, now); !difference.empty()) {
+    return WithReason(absl::FailedPreconditionError(
+                          absl::StrCat("output ", spec.output(), " holds the finished result of another request: ", difference,
+                                       "; use --overwrite to replace it, or choose another output")),
+                      "IDENTITY_CHANGED");
+  }
   // A crash after the last step of publishing leaves the claim's files.
   {
     absl::StatusOr<OutputClaim> claim = OutputClaim::Acquire(spec.output(), options_.owner, "");

@@ -2,9 +2,11 @@
 
 #include <map>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/digest.h"
+#include "base/file.h"
 #include "base/status_macros.h"
 #include "daemon/queue/names.h"
 #include "nlohmann/json.hpp"
@@ -64,11 +66,41 @@ absl::StatusOr<std::string> BuildRunJson(JobStore* store, const quern::store::Jo
     sources.push_back(std::move(source));
   }
   Json run = {{"identity", HexDigest(plan.identity())}, {"job", JobName(job.id())}, {"created", FormatNanos(job.create_time_ns())},
-              {"sources", std::move(sources)},          {"grants", Json::array()},  {"commits", Json::array()}};
+              {"recipe", plan.resolved_recipe()},       {"max_shard_size", plan.max_shard_size()},
+              {"numerics_version", plan.numerics_version()}, {"sources", std::move(sources)},
+              {"grants", Json::array()},                {"commits", Json::array()}};
   for (auto& [sequence, grant] : grants) run["grants"].push_back(std::move(grant));
   for (auto& [sequence, commit] : commits) run["commits"].push_back(std::move(commit));
   // Names of hosts and workers may be any bytes.
   return run.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<quern::v1::PlanSummary> ParseRunJson(const std::string& path) {
+  QUERN_ASSIGN_OR_RETURN(const std::string text, ReadFileToString(path));
+  const absl::Status unreadable = absl::DataLossError(absl::StrCat(path, " is not what a finished job writes"));
+  quern::v1::PlanSummary plan;
+  try {
+    const Json run = Json::parse(text);
+    const auto raw = [](const Json& object, const char* key) { return absl::HexStringToBytes(object.value(key, "")); };
+    plan.set_identity(raw(run, "identity"));
+    plan.set_resolved_recipe(run.at("recipe").get<std::string>());
+    plan.set_max_shard_size(run.at("max_shard_size").get<uint64_t>());
+    plan.set_numerics_version(run.at("numerics_version").get<uint64_t>());
+    for (const Json& source : run.at("sources")) {
+      quern::v1::SourceFile& file = *plan.add_source_files();
+      file.set_path(source.at("path").get<std::string>());
+      file.set_size(source.at("size").get<uint64_t>());
+      file.set_mtime_ns(source.at("mtime_ns").get<int64_t>());
+      file.set_inode(source.at("inode").get<uint64_t>());
+      file.set_header_sha256(raw(source, "header_sha256"));
+      file.set_sample_digest(raw(source, "sample_digest"));
+      file.set_blob(source.value("blob", ""));
+      file.set_content_sha256(raw(source, "content_sha256"));
+    }
+  } catch (const Json::exception&) {
+    return unreadable;
+  }
+  return plan;
 }
 
 }  // namespace quern::daemon

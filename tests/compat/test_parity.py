@@ -1,6 +1,7 @@
 """Quantized tensors have llm-compressor's bytes, all others the source's."""
 
 import json
+import re
 
 import pytest
 
@@ -10,6 +11,20 @@ import oracle
 SCHEMES = ("W4A16", "W4A16_ASYM", "W8A16")
 GROUPS = ("32", "128", "channel")
 TARGETS = ("Linear", "routed_experts")
+
+
+def names_in(message):
+    """Module names of an error message; "layers.{0,2-3}.x" stands for three."""
+    names = set(re.findall(r"[\w.{},-]+", message))
+    while any("{" in name for name in names):
+        for name in [n for n in names if "{" in n]:
+            names.remove(name)
+            head, _, rest = name.partition("{")
+            numbers, _, tail = rest.partition("}")
+            for part in numbers.split(","):
+                first, _, last = part.partition("-")
+                names |= {f"{head}{i}{tail}" for i in range(int(first), int(last or first) + 1)}
+    return names
 
 
 @pytest.mark.parametrize("targets", TARGETS)
@@ -28,8 +43,7 @@ def test_bytes_equal_llm_compressor(quantized, checkpoint, model, scheme, group,
     if group != "channel" and any(shape[1] % int(group) for shape in modules.values()):
         assert pair.refusal is not None, "llm-compressor is expected to refuse a group that does not divide"
         assert pair.process.returncode == 1
-        for module in (m for m, shape in modules.items() if shape[1] % int(group)):
-            assert module in pair.process.stderr, "every module that does not divide is named"
+        assert {m for m, shape in modules.items() if shape[1] % int(group)} <= names_in(pair.process.stderr)
         assert not pair.ours.exists(), "a refused job leaves nothing behind"
         return
     assert pair.refusal is None, pair.refusal
@@ -59,4 +73,4 @@ def test_micro_o_proj_does_not_divide_by_128(quantized):
     pair = quantized("laguna-micro", "W4A16", "128", "Linear")
     assert pair.refusal is not None
     assert pair.process.returncode == 1
-    assert "model.layers.0.self_attn.o_proj" in pair.process.stderr
+    assert "model.layers.1.self_attn.o_proj" in names_in(pair.process.stderr)

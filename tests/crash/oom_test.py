@@ -84,8 +84,8 @@ class OomTest:
         status, _, err = self.sandbox.run([self.programs.quern, "quantize", self.source, "-o", self.sandbox.directory / "reference", *harness.JOB,
                                            "--max-shard-size", "64MiB", "--memory", "64MiB"])
         check(status == 0, f"the run without a limit failed with {status}:\n{err}")
-        job, tasks, kills, out = self.run_job(160 * MIB, "512MiB", "enough")
-        check(job["state"] == "SUCCEEDED", f"with 160 MiB the job ended {job['state']}: {job.get('error')}")
+        job, tasks, kills, out = self.run_job(100 * MIB, "512MiB", "enough")
+        check(job["state"] == "SUCCEEDED", f"with 100 MiB the job ended {job['state']}: {job.get('error')}")
         check(kills > 0, "nothing was killed: the cgroup is not small enough for this test")
         attempts = [attempt for task in tasks for attempt in task["attempts"]]
         killed = [attempt for attempt in attempts if attempt["reason"] == "OUT_OF_MEMORY"]
@@ -101,8 +101,8 @@ class OomTest:
         print(f"retried with less: {kills} kills, {len(killed)} attempts out of memory, job succeeded", flush=True)
 
     def never_enough(self):
-        job, tasks, kills, _ = self.run_job(40 * MIB, "256MiB", "never")
-        check(job["state"] == "FAILED", f"with 40 MiB the job ended {job['state']}")
+        job, tasks, kills, _ = self.run_job(26 * MIB, "256MiB", "never")
+        check(job["state"] == "FAILED", f"with 26 MiB the job ended {job['state']}")
         check(kills > 0, "nothing was killed: the cgroup is not small enough for this test")
         error = job["error"]
         check(error["reason"] == "OUT_OF_MEMORY", f"the reason is {error}")

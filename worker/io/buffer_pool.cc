@@ -65,7 +65,7 @@ void BufferRing::Return(uint64_t ticket) {
 
 PoolLayout PoolLayout::For(uint64_t memory, bool has_output) {
   // What a fast disk has in flight is far below this; more would only be touched, not used.
-  constexpr uint64_t kMostUseful = 128 * kMiB;
+  constexpr uint64_t kMostUseful = 64 * kMiB;
   PoolLayout layout;
   if (!has_output) {
     layout.input = RoundDown(std::min(memory, kMostUseful), kIoBlock);

@@ -76,7 +76,7 @@ TEST(PoolLayoutTest, NeverExceedsTheBudget) {
     for (const bool has_output : {true, false}) {
       const PoolLayout layout = PoolLayout::For(memory, has_output);
       EXPECT_LE(layout.total(), memory);
-      EXPECT_GE(layout.total(), std::min(memory * 7 / 8, 128 * kMiB));
+      EXPECT_GE(layout.total(), std::min(memory * 7 / 8, 64 * kMiB));
       EXPECT_EQ(layout.input % kIoBlock, 0);
       if (!has_output) continue;
       EXPECT_EQ(layout.output % layout.chunk, 0);

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 
+#include "absl/status/status.h"
+
 namespace quern::worker {
 
-// Copies `size` bytes. False when the source raised SIGBUS (its page is behind the end of the file, or the disk failed); `to` then holds
-// any bytes. The first call installs the process's SIGBUS handler, which passes signals that no guarded copy raised on to the one before.
+// Copies `size` bytes of this process's memory through the kernel, which answers with an error where a load would raise SIGBUS: no signal
+// handler is needed. DATA_LOSS when a page of `from` is behind the end of its file, or the disk failed; `to` then holds any bytes.
 // Thread-safe.
-bool GuardedCopy(void* to, const void* from, size_t size);
+absl::Status GuardedCopy(void* to, const void* from, size_t size);
 
 }  // namespace quern::worker
 

@@ -115,7 +115,12 @@ class MmapReader : public ThreadReader {
         if (absl::Status status = Map(*request.file, offset); !status.ok()) return status;
       }
       const uint64_t size = std::min(left, end_ - offset);
-      if (!GuardedCopy(to, window_ + (offset - begin_), size)) return Ended(*request.file, request.offset + request.size);
+      const absl::Status copied = GuardedCopy(to, window_ + (offset - begin_), size);
+      if (absl::IsDataLoss(copied)) return Ended(*request.file, request.offset + request.size);
+      if (!copied.ok()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("read ", request.file->path, ": ", std::string(copied.message()), " (try --reader buffered)"));
+      }
       to += size;
       offset += size;
       left -= size;

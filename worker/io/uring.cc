@@ -30,7 +30,7 @@ class UringImpl : public Uring {
     // Operations started from callbacks come on top of `depth`: there is room for each.
     const int error = io_uring_queue_init(2 * depth_ + 2, &ring_, 0);
     if (error < 0) return ErrnoToStatus(-error, "io_uring_setup", "a ring");
-    if (const int result = io_uring_register_buffers_sparse(&ring_, parts_.size()); result == 0) can_register_ = true;
+    if (const int result = io_uring_register_buffers_sparse(&ring_, kMaxParts); result == 0) can_register_ = true;
     reaper_ = std::thread([this] { Reap(); });
     return absl::OkStatus();
   }
@@ -51,7 +51,7 @@ class UringImpl : public Uring {
 
   bool Register(std::byte* data, uint64_t size) override {
     MutexLock lock(&mutex_);
-    if (!can_register_ || registered_ == parts_.size() || size > kLargestRegistered) return false;
+    if (!can_register_ || registered_ == kMaxParts || size > kLargestRegistered) return false;
     iovec part = {data, size};
     __u64 tag = 0;
     if (io_uring_register_buffers_update_tag(&ring_, registered_, &part, &tag, 1) != 1) return false;
@@ -72,6 +72,7 @@ class UringImpl : public Uring {
     std::byte* data = nullptr;
     uint64_t size = 0;
   };
+  static constexpr unsigned kMaxParts = 2;
   static constexpr uint64_t kLargestRegistered = uint64_t{1} << 30;  // the kernel's limit
 
   void Submit(Operation* operation) {
@@ -145,7 +146,7 @@ class UringImpl : public Uring {
   std::thread::id reaper_id_ QUERN_GUARDED_BY(mutex_);
   unsigned in_flight_ QUERN_GUARDED_BY(mutex_) = 0;
   bool can_register_ = false;
-  std::array<Part, 2> parts_ QUERN_GUARDED_BY(mutex_);
+  std::array<Part, kMaxParts> parts_ QUERN_GUARDED_BY(mutex_);
   unsigned registered_ QUERN_GUARDED_BY(mutex_) = 0;
 };
 

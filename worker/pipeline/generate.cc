@@ -131,13 +131,20 @@ void Generator::FillAs(uint64_t first, uint64_t count, std::byte* out) const {
     const uint64_t channel_end = std::min(end, (channel + 1) * cols_);
     const float scale = ChannelScale(channel);
     for (; i < channel_end && i % 4 != 0; ++i) put(i, Out::From(ValueAt(i)));
-    for (; i + 4 <= channel_end; i += 4) {
-      const uint64_t h = Mix(key_ + (i / 4 + 1) * kGolden);
-      const float outlier = (h >> 52) == 0 ? 16.0f : 1.0f;
-      const Out values[4] = {Out::From(outlier * table[h & (kQuantiles - 1)] * scale),
-                             Out::From(table[(h >> 13) & (kQuantiles - 1)] * scale), Out::From(table[(h >> 26) & (kQuantiles - 1)] * scale),
-                             Out::From(table[(h >> 39) & (kQuantiles - 1)] * scale)};
-      memcpy(out + (i - first) * sizeof(Out), values, sizeof(values));
+    // Look-ups first, then products and rounding, which compilers vectorize.
+    constexpr uint64_t kBlock = 64;
+    for (; i + kBlock <= channel_end; i += kBlock) {
+      float z[kBlock];
+      for (uint64_t j = 0; j < kBlock; j += 4) {
+        const uint64_t h = Mix(key_ + ((i + j) / 4 + 1) * kGolden);
+        z[j] = ((h >> 52) == 0 ? 16.0f : 1.0f) * table[h & (kQuantiles - 1)];
+        z[j + 1] = table[(h >> 13) & (kQuantiles - 1)];
+        z[j + 2] = table[(h >> 26) & (kQuantiles - 1)];
+        z[j + 3] = table[(h >> 39) & (kQuantiles - 1)];
+      }
+      Out values[kBlock];
+      for (uint64_t j = 0; j < kBlock; ++j) values[j] = Out::From(z[j] * scale);
+      memcpy(out + (i - first) * sizeof(Out), values, sizeof values);
     }
     for (; i < channel_end; ++i) put(i, Out::From(ValueAt(i)));
   }

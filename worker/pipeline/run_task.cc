@@ -10,7 +10,7 @@
 namespace quern::worker {
 namespace {
 
-absl::StatusOr<quern::v1::TaskResult> Run(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control) {
+absl::StatusOr<quern::v1::TaskResult> Execute(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control) {
   if (spec.has_write_shard() == options.output_path.empty()) {
     return absl::InternalError(spec.has_write_shard() ? "the task writes a shard, but no output path was given"
                                                       : "the task writes nothing, but an output path was given");
@@ -37,7 +37,7 @@ absl::StatusOr<quern::v1::TaskResult> Run(const quern::v1::TaskSpec& spec, const
 }  // namespace
 
 absl::StatusOr<quern::v1::TaskResult> RunTask(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control) {
-  absl::StatusOr<quern::v1::TaskResult> result = Run(spec, options, control);
+  absl::StatusOr<quern::v1::TaskResult> result = Execute(spec, options, control);
   if (result.ok()) return result;
   absl::Status status = result.status();
   if (FailureOf(status).reason() == quern::v1::DISK_FULL) {

@@ -153,6 +153,10 @@ void TaskContext::FillResult(quern::v1::TaskResult* result) const {
 }
 
 uint64_t TaskContext::largest_tile() const { return RoundDown(std::min(layout().input / 4, 8 * kMiB), kIoBlock); }
-uint64_t TaskContext::preferred_tile() const { return RoundDown(std::min(layout().input / 8, 4 * kMiB), kIoBlock); }
+uint64_t TaskContext::preferred_tile() const {
+  // Every thread has one tile, and as many are being read; large reads are good for the disk.
+  const uint64_t tiles = std::max<uint64_t>(8, 2 * static_cast<uint64_t>(std::max(options_.threads, 1)) + 4);
+  return std::max(RoundDown(std::min(layout().input / tiles, 4 * kMiB), kIoBlock), 16 * kIoBlock);
+}
 
 }  // namespace quern::worker

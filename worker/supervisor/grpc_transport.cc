@@ -21,7 +21,7 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
   arguments.SetMaxReceiveMessageSize(kMaxMessageSize);
   arguments.SetMaxSendMessageSize(kMaxMessageSize);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A proxy for web pages is no way to a coordinator.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);

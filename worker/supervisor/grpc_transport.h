@@ -10,7 +10,7 @@
 namespace quern::worker {
 
 // `server` is "unix:/path" or "host:port"; nothing is connected before the first call. One thread and one connection, re-made with a delay
-// of at most two seconds after it was lost.
+// of at most a second after it was lost.
 std::unique_ptr<SyncTransport> NewGrpcTransport(const std::string& server);
 
 }  // namespace quern::worker

@@ -44,7 +44,7 @@ class WorkerState {
  public:
   // Bounds of the delay after a failed call; it doubles with every failure in a row.
   static constexpr absl::Duration kMinBackoff = absl::Milliseconds(100);
-  static constexpr absl::Duration kMaxBackoff = absl::Seconds(5);
+  static constexpr absl::Duration kMaxBackoff = absl::Seconds(2);
   // Calls with nothing new start at least this far apart, should a coordinator answer waiting calls at once.
   static constexpr absl::Duration kMinInterval = absl::Milliseconds(100);
   // Until the coordinator has told its own.
