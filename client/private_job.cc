@@ -92,7 +92,11 @@ absl::StatusOr<WatchOutcome> RunPrivateJob(const JobSpec& spec, const WorkerOpti
     Job whole;
     const absl::Status got =
         CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return farm.jobs().GetJob(context, request, &whole); });
-    if (got.ok()) outcome->job = std::move(whole);
+    if (got.ok()) {
+      outcome->job = std::move(whole);
+      // Only the answer to CreateJob knows it.
+      outcome->job.set_already_done(job->already_done());
+    }
   }
   progress.Clear();
   const absl::Status stopped = farm.Stop();
