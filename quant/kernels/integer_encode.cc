@@ -183,7 +183,7 @@ class RowEncoder {
   static HWY_INLINE VF Round(VF value) { return kPrecise ? value : Elements<D>::Round(value); }
 
   // Computes the parameters of `groups` groups. False when the scalar definition has to take the chunk.
-  HWY_INLINE bool Prepare(const unsigned char* piece, int groups, const scalar::Range* fixed) {
+  HWY_NOINLINE bool Prepare(const unsigned char* piece, int groups, const scalar::Range* fixed) {
     for (int index = 0; index < groups; ++index) {
       FindCandidates<D>(piece + index * group_ * kBytes, group_, candidates_.high + 4 * index, candidates_.low + 4 * index);
     }
@@ -230,7 +230,7 @@ class RowEncoder {
     return true;
   }
 
-  HWY_INLINE void WriteParameters(int groups, const scalar::RowOutput& out) const {
+  HWY_NOINLINE void WriteParameters(int groups, const scalar::RowOutput& out) const {
     for (int index = 0; index < groups; ++index) {
       const typename D::Bits bits = D::FromFloat(scale_[index]);
       memcpy(out.scales + index * kBytes, &bits, sizeof bits);
@@ -272,15 +272,21 @@ class RowEncoder {
     group.origin = hn::Add(row.magic, group.zero_point);
     const int64_t units = group_ / kUnit;
     const int64_t rest = group_ % kUnit;
-    for (int64_t unit = 0; unit < units; ++unit) {
-      EncodeUnit(row, group, elements + unit * kUnit * kBytes, packed + unit * 4 * row.bits, sums);
+    // Zeros fill up the last unit: they are coded exactly and add nothing to the sums.
+    alignas(64) unsigned char padded[kUnit * kBytes];
+    alignas(64) unsigned char words[kUnit];
+    for (int64_t unit = 0; unit < units + (rest != 0); ++unit) {
+      const unsigned char* from = elements + unit * kUnit * kBytes;
+      unsigned char* to = packed + unit * 4 * row.bits;
+      if (HWY_UNLIKELY(unit == units)) {
+        memset(padded, 0, sizeof padded);
+        memcpy(padded, from, rest * kBytes);
+        from = padded;
+        to = words;
+      }
+      EncodeUnit(row, group, from, to, sums);
     }
     if (rest == 0) return;
-    // Zeros fill up the last unit: they are coded exactly and add nothing to the sums.
-    alignas(64) unsigned char padded[kUnit * kBytes] = {};
-    alignas(64) unsigned char words[kUnit] = {};
-    memcpy(padded, elements + units * kUnit * kBytes, rest * kBytes);
-    EncodeUnit(row, group, padded, words, sums);
     const int64_t end = rest * row.bits;
     if (end % 8 != 0) words[end / 8] &= static_cast<unsigned char>((1 << end % 8) - 1);
     memset(words + (end + 7) / 8, 0, sizeof words - (end + 7) / 8);
@@ -341,6 +347,12 @@ scalar::Problem EncodeFormat(const IntegerTile& tile, const EncodeOptions& optio
     return tile.format.precise ? EncodeRows<D, true, true>(tile, options) : EncodeRows<D, true, false>(tile, options);
   }
   return tile.format.precise ? EncodeRows<D, false, true>(tile, options) : EncodeRows<D, false, false>(tile, options);
+}
+
+// F32 has no rounding of intermediates: both numerics are one.
+template <>
+scalar::Problem EncodeFormat<scalar::F32>(const IntegerTile& tile, const EncodeOptions& options) {
+  return tile.format.symmetric ? EncodeRows<scalar::F32, true, true>(tile, options) : EncodeRows<scalar::F32, false, true>(tile, options);
 }
 
 scalar::Problem EncodeTile(const IntegerTile& tile, const EncodeOptions& options) {
