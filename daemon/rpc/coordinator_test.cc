@@ -293,7 +293,9 @@ TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
   CreateJobRequest other = Request();
   other.mutable_spec()->mutable_quantize()->set_group_size("channel");
   Job refused;
-  EXPECT_EQ(Create(other, &refused).error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  const grpc::Status status = Create(other, &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), testing::HasSubstr("recipe changed"));
   other.mutable_spec()->mutable_quantize()->set_overwrite(true);
   other.set_request_id("with overwrite");
   EXPECT_EQ(MustCreate(other).state(), Job::QUEUED);
