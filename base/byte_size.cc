@@ -11,9 +11,9 @@
 namespace quern {
 
 absl::StatusOr<uint64_t> ParseByteSize(absl::string_view text) {
-  static constexpr std::pair<absl::string_view, double> kUnits[] = {
-      {"", 1},       {"b", 1},          {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},
-      {"tib", 0x1p40}, {"kb", 1e3}, {"mb", 1e6},     {"gb", 1e9},     {"tb", 1e12}};
+  static constexpr std::pair<absl::string_view, double> kUnits[] = {{"", 1},         {"b", 1},        {"kib", 0x1p10}, {"mib", 0x1p20},
+                                                                    {"gib", 0x1p30}, {"tib", 0x1p40}, {"kb", 1e3},     {"mb", 1e6},
+                                                                    {"gb", 1e9},     {"tb", 1e12}};
   const absl::string_view trimmed = absl::StripAsciiWhitespace(text);
   const size_t digits = std::min(trimmed.find_first_not_of("0123456789."), trimmed.size());
   const std::string unit = absl::AsciiStrToLower(absl::StripAsciiWhitespace(trimmed.substr(digits)));
@@ -26,8 +26,7 @@ absl::StatusOr<uint64_t> ParseByteSize(absl::string_view text) {
       return static_cast<uint64_t>(std::llround(bytes));
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", text, "\" is no size in bytes; write for example 512MiB, 2GiB or 2GB"));
+  return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no size in bytes; write for example 512MiB, 2GiB or 2GB"));
 }
 
 std::string FormatByteSize(uint64_t bytes) {

@@ -11,8 +11,28 @@ namespace quern {
 
 // Not stored anywhere by number; files and messages carry the name.
 enum class DType {
-  kBool, kU8, kI8, kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz, kI16, kU16, kF16, kBF16, kI32, kU32, kF32, kC64, kF64, kI64,
-  kU64, kF4, kF6E2M3, kF6E3M2,
+  kBool,
+  kU8,
+  kI8,
+  kF8E5M2,
+  kF8E4M3,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
+  kI16,
+  kU16,
+  kF16,
+  kBF16,
+  kI32,
+  kU32,
+  kF32,
+  kC64,
+  kF64,
+  kI64,
+  kU64,
+  kF4,
+  kF6E2M3,
+  kF6E3M2,
 };
 
 // The name in a safetensors header, for example "BF16" or "F8_E4M3".

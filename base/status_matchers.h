@@ -30,8 +30,7 @@ MATCHER_P(StatusIs, code, "") {
 
 MATCHER_P2(StatusIs, code, message, "") {
   *result_listener << ToStatus(arg).ToString();
-  return ToStatus(arg).code() == code &&
-         testing::ExplainMatchResult(message, std::string(ToStatus(arg).message()), result_listener);
+  return ToStatus(arg).code() == code && testing::ExplainMatchResult(message, std::string(ToStatus(arg).message()), result_listener);
 }
 
 MATCHER_P(IsOkAndHolds, value, "") {

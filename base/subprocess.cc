@@ -98,8 +98,7 @@ absl::StatusOr<Subprocess> Subprocess::Spawn(const Options& options) {
   return child;
 }
 
-Subprocess::Subprocess(Subprocess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)), parent_pipe_(std::move(other.parent_pipe_)) {}
+Subprocess::Subprocess(Subprocess&& other) noexcept : pid_(std::exchange(other.pid_, -1)), parent_pipe_(std::move(other.parent_pipe_)) {}
 
 Subprocess& Subprocess::operator=(Subprocess&& other) noexcept {
   if (this != &other) {

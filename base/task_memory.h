@@ -1,4 +1,5 @@
-// How the buffer pool of a task is divided: shared by the planner, which prints the least pool a task needs, and the pipeline, which lives in it.
+// How the buffer pool of a task is divided: shared by the planner, which prints the least pool a task needs, and the pipeline, which lives
+// in it.
 #ifndef QUERN_BASE_TASK_MEMORY_H_
 #define QUERN_BASE_TASK_MEMORY_H_
 
@@ -8,8 +9,8 @@
 
 namespace quern {
 
-// The least buffer pool of any task. Rows that do not fit are read in column segments, side tensors that do not fit are written in place, so
-// no tensor needs more.
+// The least buffer pool of any task. Rows that do not fit are read in column segments, side tensors that do not fit are written in place,
+// so no tensor needs more.
 inline constexpr uint64_t kMinimumTaskMemory = 16 * kMiB;
 
 // Side tensors (scales, zero points) of one module are held in memory up to this part of the pool until their turn in the file.

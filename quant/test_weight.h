@@ -40,8 +40,8 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeigh
 // Decodes all tiles; the bytes are laid out as the weight's.
 absl::StatusOr<std::string> DecodeWeight(const Scheme& scheme, const TestWeight& weight, EncodedWeight& encoded, const Tiling& tiling);
 
-// Seeded bell-shaped values whose rows differ by up to 12 powers of two; with `unusual` also outliers, zeros of both signs, groups of zeros and
-// rows of subnormals. Exact integer arithmetic, so that every machine makes the same.
+// Seeded bell-shaped values whose rows differ by up to 12 powers of two; with `unusual` also outliers, zeros of both signs, groups of zeros
+// and rows of subnormals. Exact integer arithmetic, so that every machine makes the same.
 TestWeight RandomWeight(DType dtype, Shape2D shape, uint64_t seed, bool unusual = true);
 
 // SHA-256 over the regions and the raw error figures, in hexadecimal.

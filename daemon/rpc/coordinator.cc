@@ -323,10 +323,10 @@ absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequ
   QUERN_ASSIGN_OR_RETURN(PlanSummary now, MakeIdentity(spec));
   QUERN_ASSIGN_OR_RETURN(const PlanSummary then, ParseRunJson(JoinPath(spec.output(), ".quern/run.json")));
   if (const std::string difference = IdentityDifference(then, now); !difference.empty()) {
-    return WithReason(absl::FailedPreconditionError(
-                          absl::StrCat("output ", spec.output(), " holds the finished result of another request: ", difference,
-                                       "; use --overwrite to replace it, or choose another output")),
-                      "IDENTITY_CHANGED");
+    return WithReason(
+        absl::FailedPreconditionError(absl::StrCat("output ", spec.output(), " holds the finished result of another request: ", difference,
+                                                   "; use --overwrite to replace it, or choose another output")),
+        "IDENTITY_CHANGED");
   }
   // A crash after the last step of publishing leaves the claim's files.
   {

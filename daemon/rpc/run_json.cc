@@ -65,10 +65,15 @@ absl::StatusOr<std::string> BuildRunJson(JobStore* store, const quern::store::Jo
     if (!file.content_sha256().empty()) source["content_sha256"] = HexDigest(file.content_sha256());
     sources.push_back(std::move(source));
   }
-  Json run = {{"identity", HexDigest(plan.identity())}, {"job", JobName(job.id())}, {"created", FormatNanos(job.create_time_ns())},
-              {"recipe", plan.resolved_recipe()},       {"max_shard_size", plan.max_shard_size()},
-              {"numerics_version", plan.numerics_version()}, {"sources", std::move(sources)},
-              {"grants", Json::array()},                {"commits", Json::array()}};
+  Json run = {{"identity", HexDigest(plan.identity())},
+              {"job", JobName(job.id())},
+              {"created", FormatNanos(job.create_time_ns())},
+              {"recipe", plan.resolved_recipe()},
+              {"max_shard_size", plan.max_shard_size()},
+              {"numerics_version", plan.numerics_version()},
+              {"sources", std::move(sources)},
+              {"grants", Json::array()},
+              {"commits", Json::array()}};
   for (auto& [sequence, grant] : grants) run["grants"].push_back(std::move(grant));
   for (auto& [sequence, commit] : commits) run["commits"].push_back(std::move(commit));
   // Names of hosts and workers may be any bytes.
