@@ -20,6 +20,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 * kMiB);
   arguments.SetMaxSendMessageSize(64 * kMiB);
+  // Error messages that list every problem of a checkpoint come in the trailers; gRPC's own limit is 8 KiB.
+  arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMiB));
   // A coordinator stands on this machine or in this network.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // A restarted daemon is found again soon.

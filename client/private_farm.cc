@@ -191,6 +191,9 @@ absl::Status PrivateFarm::StopChild(std::optional<Subprocess>& child) {
 
 absl::Status PrivateFarm::Stop() {
   draining_ = true;
+  // Without a coordinator nobody takes what the worker would finish first.
+  const bool coordinator_gone = !coordinator_ || !coordinator_->running();
+  if (coordinator_gone && worker_) QUERN_RETURN_IF_ERROR(worker_->Kill(SIGKILL));
   const absl::Status worker = StopChild(worker_);
   // The server's shutdown waits for an open channel to answer, and nobody polls ours any more.
   jobs_.reset();

@@ -206,7 +206,7 @@ TEST(IntegerSchemeTest, NonfiniteElementsFailNamingThePlaceOrAreReplaced) {
     EXPECT_EQ(bands.errors[66].nonfinite, 0u);
     // The same as a weight that holds the replacements.
     TestWeight repaired = weight;
-    const uint16_t zero = 0, lowest = 0xFF7F;
+    const uint16_t zero = 0, lowest = 0xFEFF;
     std::memcpy(repaired.bytes.data() + (67 * 96 + 41) * 2, &zero, 2);
     std::memcpy(repaired.bytes.data() + (69 * 96 + 2) * 2, &lowest, 2);
     QUERN_ASSERT_OK_AND_ASSIGN(const EncodedWeight expected, EncodeWeight(scheme, repaired, {32, 0}));
@@ -215,6 +215,21 @@ TEST(IntegerSchemeTest, NonfiniteElementsFailNamingThePlaceOrAreReplaced) {
     std::memcpy(weight.bytes.data() + (67 * 96 + 41) * 2, &zero, 2);
     EXPECT_THAT(EncodeWeight(scheme, weight, {32, 0}),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("row 69, column 2 is infinite")));
+  }
+}
+
+TEST(IntegerSchemeTest, ReplacedElementsDecodeToFiniteValues) {
+  for (const int bits : {2, 3, 4, 8}) {
+    for (const bool symmetric : {true, false}) {
+      for (const uint16_t sign : {0x0000, 0x8000}) {
+        TestWeight weight = RandomWeight(DType::kF16, {2, 64}, 2);
+        const uint16_t inf = 0x7C00 | sign;
+        std::memcpy(weight.bytes.data() + 7 * 2, &inf, 2);
+        QUERN_ASSERT_OK_AND_ASSIGN(const EncodedWeight encoded,
+                                   EncodeWeight(SchemeOf(bits, 32, symmetric), weight, Tiling(), NonfinitePolicy::kClamp));
+        EXPECT_TRUE(std::isfinite(encoded.errors[0].max_abs)) << bits << " bits, symmetric " << symmetric;
+      }
+    }
   }
 }
 

@@ -105,7 +105,7 @@ class Scheme {
 
   // Encodes a tile into its regions (constant regions have no buffer: their entry is ignored) and adds each row's error to `errors`, one
   // accumulator a row of the tile. `statistics` is null where NeedsStatistics is false. A NaN or Inf is INVALID_ARGUMENT naming row and
-  // column with kFail; with kClamp NaN becomes 0 and Inf the largest finite value, and the row's error counts them. Thread-safe for
+  // column with kFail; with kClamp NaN becomes 0 and Inf half the largest finite value, and the row's error counts them. Thread-safe for
   // disjoint rows, except that bands must not share a row of an accumulating region (multiples of 32 rows never do).
   virtual absl::Status Encode(const Tile& tile, const ModuleInputs& inputs, const Statistics* statistics, NonfinitePolicy nonfinite,
                               absl::Span<const RegionBuffer> regions, absl::Span<RowError> errors) const = 0;

@@ -9,6 +9,7 @@
 #include <chrono>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
@@ -43,6 +44,10 @@ absl::Status CheckListenAddress(const std::string& address) {
   }
   const size_t colon = address.rfind(':');
   const std::string host = colon == std::string::npos ? "" : address.substr(0, colon);
+  uint32_t port = 0;
+  if (colon != std::string::npos && (!absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535)) {
+    return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": the port must be a number from 1 to 65535"));
+  }
   if (host == "localhost" || host == "[::1]" ||
       (absl::StartsWith(host, "127.") && host.find_first_not_of("0123456789.") == std::string::npos)) {
     return absl::OkStatus();
@@ -61,7 +66,9 @@ absl::Status PrepareUnixSocket(const std::string& path) {
         absl::StrCat("the path of a unix socket has at most ", sizeof(address.sun_path) - 1, " bytes, ", path, " has ", path.size()));
   }
   struct stat info;
-  if (stat(DirName(path).c_str(), &info) != 0) return ErrnoToStatus(errno, "stat", DirName(path));
+  if (stat(DirName(path).c_str(), &info) != 0) {
+    return Annotate(ErrnoToStatus(errno, "stat", DirName(path)), "the directory of the socket must be there before the start");
+  }
   if (lstat(path.c_str(), &info) != 0) return errno == ENOENT ? absl::OkStatus() : ErrnoToStatus(errno, "stat", path);
   if (!S_ISSOCK(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " exists and is no socket"));
   const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -1,11 +1,22 @@
 #include "daemon/rpc/status.h"
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "quern/v1/jobs.pb.h"
 
 namespace quern::daemon {
 namespace {
 constexpr char kReasonUrl[] = "quern/reason";
+
+// A status travels in HTTP/2 trailers, which Quern's clients accept up to 1 MiB, percent-encoded. Lists of problems can be longer.
+constexpr size_t kLongestMessage = 128 << 10;
+
+std::string Shortened(absl::string_view message) {
+  if (message.size() <= kLongestMessage) return std::string(message);
+  const size_t line_end = message.rfind('\n', kLongestMessage);
+  const absl::string_view kept = message.substr(0, line_end == absl::string_view::npos ? kLongestMessage : line_end);
+  return absl::StrCat(kept, "\n... and ", message.size() - kept.size(), " more bytes of messages");
+}
 }  // namespace
 
 absl::Status WithReason(absl::Status status, absl::string_view reason) {
@@ -22,7 +33,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   // The codes of absl and gRPC are the same numbers.
   const auto code = static_cast<grpc::StatusCode>(status.raw_code());
-  const std::string message(status.message());
+  const std::string message = Shortened(status.message());
   const std::string reason = ReasonOf(status);
   if (reason.empty()) return grpc::Status(code, message);
   quern::v1::ErrorInfo info;
@@ -30,7 +41,6 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   info.set_domain("quern");
   quern::v1::ErrorStatus details;
   details.set_code(status.raw_code());
-  details.set_message(message);
   google::protobuf::Any& any = *details.add_details();
   any.set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
   any.set_value(info.SerializeAsString());

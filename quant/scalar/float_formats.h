@@ -95,12 +95,13 @@ struct F32 {
   QUERN_HOST_DEVICE static bool IsNan(Bits bits) { return (bits & 0x7FFFFFFF) > 0x7F800000; }
 };
 
-// The value that stands for a NaN or an Inf where the policy replaces them: 0, or the largest finite value of that sign.
+// The value that stands for a NaN or an Inf where the policy replaces them: 0, or half the largest finite value of that sign. Codes reach
+// beyond the largest magnitude of their group (by a third at 2 bits, by 8/7.5 at 4): the whole value would decode to Inf again.
 template <class D>
 QUERN_HOST_DEVICE inline typename D::Bits ReplaceNonfinite(typename D::Bits bits) {
   if (D::IsFinite(bits)) return bits;
   if (D::IsNan(bits)) return 0;
-  return D::FromFloat(D::ToFloat(bits) < 0 ? -D::kLargest : D::kLargest);
+  return D::FromFloat((D::ToFloat(bits) < 0 ? -D::kLargest : D::kLargest) / 2);
 }
 
 }  // namespace quern::quant::scalar

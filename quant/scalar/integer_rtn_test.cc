@@ -116,7 +116,7 @@ TEST(IntegerRtnTest, NonfiniteElementsStopOrAreReplaced) {
   problem = EncodePiece<F32>(kSymmetric4, elements, 32, 32, nullptr, true, out, error);
   EXPECT_EQ(problem.kind, Problem::kNone);
   EXPECT_EQ(error.nonfinite, 2u);
-  EXPECT_EQ(scale, F32::kLargest / 7.5f);
+  EXPECT_EQ(scale, F32::kLargest / 2 / 7.5f);
   EXPECT_EQ(UnpackCode(packed, 11, 4), 8u);  // NaN became 0
 }
 
