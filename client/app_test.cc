@@ -51,6 +51,15 @@ TEST(AppTest, VersionIsPrinted) {
   EXPECT_THAT(result.out, HasSubstr("quern " QUERN_VERSION));
 }
 
+TEST(AppTest, ArgumentsThatAreNoUtf8AreWrongUsage) {
+  const Result option = RunWith({"plan", "org/name", "--scheme", "W4A16", "--targets", "mlp\xFF"});
+  EXPECT_EQ(option.code, 2);
+  EXPECT_THAT(option.err, AllOf(HasSubstr("--targets"), HasSubstr("mlp\\xff")));
+  const Result positional = RunWith({"inspect", "dir\xFF"});
+  EXPECT_EQ(positional.code, 2);
+  EXPECT_THAT(positional.err, AllOf(HasSubstr("argument 2"), HasSubstr("dir\\xff")));
+}
+
 TEST(AppTest, WrongUsageIsTwo) {
   EXPECT_EQ(RunWith({}).code, 2);
   EXPECT_EQ(RunWith({"conquer"}).code, 2);

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/task_memory.h"
+#include "base/utf8.h"
 #include "client/exit_code.h"
 #include "client/paths.h"
 
@@ -94,6 +95,7 @@ absl::StatusOr<quern::v1::QuantizeSpec> QuantizeOptions::ToSpec(bool remote) con
   if (!recipe_file.empty()) {
     QUERN_ASSIGN_OR_RETURN(*spec.mutable_recipe(), ReadFileToString(recipe_file, kMaxRecipeSize));
     if (spec.recipe().empty()) return absl::InvalidArgumentError(absl::StrCat("the recipe ", recipe_file, " is empty"));
+    if (!IsValidUtf8(spec.recipe())) return UsageError(absl::StrCat("--recipe: ", recipe_file, " is no text in UTF-8"));
   }
   spec.set_scheme(scheme);
   spec.set_group_size(group_size);

@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
+#include "client/exit_code.h"
 
 namespace quern::client {
 
@@ -18,6 +20,8 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
   if (error) return ErrnoToStatus(error.value(), "resolve", path);
   std::string text = absolute.string();
   while (text.size() > 1 && text.back() == '/') text.pop_back();
+  // The argument was text; what a link or the working directory added may be other bytes.
+  if (!IsValidUtf8(text)) return UsageError(absl::StrCat("the path \"", EscapeUnlessUtf8(text), "\" is no UTF-8"));
   return text;
 }
 

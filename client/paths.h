@@ -9,7 +9,7 @@
 
 namespace quern::client {
 
-// Absolute, without "." and "..", links followed as far as the path exists.
+// Absolute, without "." and "..", links followed as far as the path exists. UsageError when that is no UTF-8.
 absl::StatusOr<std::string> AbsolutePath(const std::string& path);
 
 // True for "org/name" and "org/name@revision" as Hugging Face spells them.

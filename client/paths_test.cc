@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/status_matchers.h"
+#include "client/exit_code.h"
 
 namespace quern::client {
 namespace {
@@ -33,6 +34,15 @@ TEST(PathsTest, LinksAreFollowed) {
   ASSERT_EQ(symlink("real", (directory.path() + "/link").c_str()), 0);
   QUERN_ASSERT_OK_AND_ASSIGN(std::string real, AbsolutePath(directory.path() + "/real"));
   EXPECT_THAT(AbsolutePath(directory.path() + "/link/out"), IsOkAndHolds(real + "/out"));
+}
+
+TEST(PathsTest, LinkToAPathThatIsNoUtf8IsAUsageError) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
+  QUERN_ASSERT_OK(MakeDirectories(directory.path() + "/real\xFF"));
+  ASSERT_EQ(symlink("real\xFF", (directory.path() + "/link").c_str()), 0);
+  const absl::Status status = ResolveSource(directory.path() + "/link", false).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("real\\xff")));
 }
 
 TEST(PathsTest, SourceIsADirectoryOrARepository) {
