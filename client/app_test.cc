@@ -66,6 +66,11 @@ TEST(AppTest, WrongUsageIsTwo) {
   EXPECT_EQ(RunWith({"quantize"}).code, 2);
   EXPECT_EQ(RunWith({"quantize", "org/name", "-o", "out", "--scheme", "W4A16", "--shards", "3"}).code, 2);
   EXPECT_EQ(RunWith({"quantize", "org/name", "-o", "out"}).code, 2);
+  for (const char* nothing : {"", ",", " , "}) {
+    const Result result = RunWith({"plan", "org/name", "--scheme", "W4A16", "--targets", nothing});
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.err, HasSubstr("--targets: no pattern in"));
+  }
   EXPECT_EQ(RunWith({"quantize", "org/name", "-o", "out", "--scheme", "W4A16", "--memory", "lots"}).code, 2);
   EXPECT_EQ(RunWith({"synth", "out", "--family", "laguna"}).code, 2);
   EXPECT_EQ(RunWith({"show"}).code, 2);

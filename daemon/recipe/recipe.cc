@@ -110,6 +110,14 @@ absl::StatusOr<std::vector<Text>> TextList(const YamlNode& map, absl::string_vie
   return list;
 }
 
+// Targets that are there and empty would silently mean the default.
+absl::StatusOr<std::vector<Text>> TargetList(const YamlNode& map, absl::string_view key) {
+  QUERN_ASSIGN_OR_RETURN(std::vector<Text> list, TextList(map, key));
+  const YamlNode* node = map.Find(key);
+  if (node == nullptr || !list.empty()) return list;
+  return RecipeError(node->line, absl::StrCat("\"", key, "\" lists no target; write [", kLinear, "] for every linear weight"));
+}
+
 absl::StatusOr<bool> ParseBool(const Text& text, absl::string_view key) {
   const std::string lower = absl::AsciiStrToLower(text.value);
   if (lower == "true") return true;
@@ -247,7 +255,7 @@ absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
       QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(item, "a group", {"targets", "scheme", "weights", "group_size"}));
       GroupDraft group;
       group.line = item.line;
-      QUERN_ASSIGN_OR_RETURN(group.targets, TextList(item, "targets"));
+      QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(item, "targets"));
       if (group.targets.empty()) return RecipeError(item.line, "a group needs targets");
       QUERN_ASSIGN_OR_RETURN(const bool has_scheme, ParseScheme(item, group));
       if (!has_scheme) return RecipeError(item.line, "a group needs a scheme or weights");
@@ -256,7 +264,7 @@ absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
   }
   GroupDraft last;
   last.line = root.line;
-  QUERN_ASSIGN_OR_RETURN(last.targets, TextList(root, "targets"));
+  QUERN_ASSIGN_OR_RETURN(last.targets, TargetList(root, "targets"));
   QUERN_ASSIGN_OR_RETURN(const bool has_scheme, ParseScheme(root, last));
   if (has_scheme || !last.targets.empty() || last.group_size.has_value()) draft.last = std::move(last);
   QUERN_ASSIGN_OR_RETURN(draft.ignore, TextList(root, "ignore"));
@@ -280,7 +288,7 @@ absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
   QUERN_RETURN_IF_ERROR(AllowOnly(node, "bypass_divisibility_checks", {"false", "False"}));
   Draft draft;
   QUERN_ASSIGN_OR_RETURN(draft.ignore, TextList(node, "ignore"));
-  QUERN_ASSIGN_OR_RETURN(const std::vector<Text> targets, TextList(node, "targets"));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<Text> targets, TargetList(node, "targets"));
   const YamlNode* scheme = node.Find("scheme");
   const YamlNode* groups = node.Find("config_groups");
   const bool has_scheme = scheme != nullptr && !scheme->IsNull();
@@ -291,7 +299,7 @@ absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
       GroupDraft group;
       group.line = value.line;
       group.scheme = Text{name, value.line};
-      QUERN_ASSIGN_OR_RETURN(group.targets, TextList(*scheme, name));
+      QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(*scheme, name));
       draft.groups.push_back(std::move(group));
     }
   } else if (has_scheme) {
@@ -312,7 +320,7 @@ absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
       QUERN_RETURN_IF_ERROR(AllowOnly(value, "format", {"pack-quantized"}));
       GroupDraft group;
       group.line = value.line;
-      QUERN_ASSIGN_OR_RETURN(group.targets, TextList(value, "targets"));
+      QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(value, "targets"));
       const YamlNode* weights = value.Find("weights");
       if (weights == nullptr || weights->IsNull()) return RecipeError(value.line, absl::StrCat("the group ", name, " needs weights"));
       QUERN_ASSIGN_OR_RETURN(group.weights, ParseWeights(*weights));

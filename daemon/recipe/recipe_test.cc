@@ -112,6 +112,14 @@ TEST(Recipe, TargetsDefaultToLinear) {
   EXPECT_EQ(recipe.groups[0].scheme.group_size, 128);
 }
 
+TEST(Recipe, EmptyTargetsAreRefused) {
+  for (const char* yaml :
+       {"scheme: W4A16\ntargets: []\n", "scheme: W4A16\ntargets:\n", "QuantizationModifier:\n  {scheme: W4A16, targets: []}\n",
+        "QuantizationModifier:\n  scheme: {W4A16: []}\n", "groups:\n  - {scheme: W4A16, targets: []}\n"}) {
+    EXPECT_THAT(Parse(yaml), StatusIs(kInvalid, AllOf(HasSubstr("line 2"), HasSubstr("lists no target")))) << yaml;
+  }
+}
+
 TEST(Recipe, ShorthandsAlone) {
   QUERN_ASSERT_OK_AND_ASSIGN(const Recipe recipe,
                              ParseRecipe("", {.scheme = "W4A16", .group_size = "channel", .targets = {"attention"}, .ignore = {"a.b"}}));
