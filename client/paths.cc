@@ -42,6 +42,13 @@ bool IsRepositoryName(absl::string_view text) {
   return valid(name.substr(0, slash)) && valid(name.substr(slash + 1));
 }
 
+absl::StatusOr<std::string> ExistingDirectory(const std::string& text) {
+  std::error_code error;
+  if (std::filesystem::is_directory(text, error)) return AbsolutePath(text);
+  if (std::filesystem::exists(text, error)) return absl::InvalidArgumentError(absl::StrCat(text, " is no directory"));
+  return absl::NotFoundError(absl::StrCat("there is no directory ", text));
+}
+
 absl::StatusOr<std::string> ResolveSource(const std::string& text, bool remote) {
   std::error_code error;
   if (std::filesystem::is_directory(text, error)) return AbsolutePath(text);

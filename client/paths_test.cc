@@ -55,6 +55,13 @@ TEST(PathsTest, SourceIsADirectoryOrARepository) {
   EXPECT_THAT(ResolveSource("../no", true), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST(PathsTest, ExistingDirectoryIsNeverARepository) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
+  QUERN_ASSERT_OK_AND_ASSIGN(std::string real, AbsolutePath(directory.path()));
+  EXPECT_THAT(ExistingDirectory(directory.path()), IsOkAndHolds(real));
+  EXPECT_THAT(ExistingDirectory("no/pe"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("there is no directory no/pe")));
+}
+
 TEST(PathsTest, FileIsNoSource) {
   QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
   const std::string file = directory.path() + "/model.safetensors";
