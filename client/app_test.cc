@@ -60,6 +60,14 @@ TEST(AppTest, ArgumentsThatAreNoUtf8AreWrongUsage) {
   EXPECT_THAT(positional.err, AllOf(HasSubstr("argument 2"), HasSubstr("dir\\xff")));
 }
 
+TEST(AppTest, SizesOfZeroAreWrongUsage) {
+  for (const char* option : {"--layers", "--experts", "--hidden", "--intermediate", "--vocab"}) {
+    const Result result = RunWith({"synth", "out", "--family", "llama", "--layers", "1", option, "0"});
+    EXPECT_EQ(result.code, 2) << option;
+    EXPECT_THAT(result.err, HasSubstr(option));
+  }
+}
+
 TEST(AppTest, WrongUsageIsTwo) {
   EXPECT_EQ(RunWith({}).code, 2);
   EXPECT_EQ(RunWith({"conquer"}).code, 2);
