@@ -115,7 +115,7 @@ TEST(Recipe, TargetsDefaultToLinear) {
 
 TEST(Recipe, EmptyTargetsAreRefused) {
   for (const char* yaml :
-       {"scheme: W4A16\ntargets: []\n", "scheme: W4A16\ntargets:\n", "QuantizationModifier:\n  {scheme: W4A16, targets: []}\n",
+       {"scheme: W4A16\ntargets: []\n", "scheme: W4A16\ntargets: ~\n", "QuantizationModifier:\n  {scheme: W4A16, targets: []}\n",
         "QuantizationModifier:\n  scheme: {W4A16: []}\n", "groups:\n  - {scheme: W4A16, targets: []}\n"}) {
     EXPECT_THAT(Parse(yaml), StatusIs(kInvalid, AllOf(HasSubstr("line 2"), HasSubstr("lists no target")))) << yaml;
   }
