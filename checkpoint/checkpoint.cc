@@ -19,6 +19,7 @@
 #include "base/byte_size.h"
 #include "base/file.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 
 namespace quern::checkpoint {
 namespace {
@@ -210,6 +211,13 @@ absl::Status ProblemsToStatus(absl::string_view directory, const std::vector<std
                                                  absl::StrJoin(problems, "\n  ")));
 }
 
+// Names go into JSON and into messages of the protocol, which hold UTF-8 only.
+absl::Status CheckName(absl::string_view directory, absl::string_view name) {
+  if (IsValidUtf8(name)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(directory, ": the name of the file \"", EscapeUnlessUtf8(name),
+                                                 "\" is no UTF-8, so the output could not list it; rename the file or move it away"));
+}
+
 std::string Environment(const char* name) {
   const char* value = getenv(name);
   return value == nullptr ? "" : value;
@@ -263,10 +271,15 @@ absl::StatusOr<std::string> FindSnapshot(const std::string& repository, const st
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
   Checkpoint checkpoint;
   checkpoint.directory_ = AbsolutePath(directory);
+  if (!IsValidUtf8(checkpoint.directory_)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the path \"", EscapeUnlessUtf8(checkpoint.directory_), "\" is no UTF-8; rename the directory"));
+  }
   QUERN_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDirectory(checkpoint.directory_));
   QUERN_ASSIGN_OR_RETURN(const std::string config, ReadConfig(checkpoint.directory_));
   QUERN_ASSIGN_OR_RETURN(checkpoint.config_, ParseModelConfig(config, JoinPath(checkpoint.directory_, kConfigName)));
   QUERN_ASSIGN_OR_RETURN(Layout layout, FindLayout(checkpoint.directory_, names));
+  for (const std::string& name : layout.shard_names) QUERN_RETURN_IF_ERROR(CheckName(checkpoint.directory_, name));
 
   std::vector<std::string> problems;
   for (const std::string& name : layout.shard_names) {
@@ -310,6 +323,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
   }
   QUERN_RETURN_IF_ERROR(ProblemsToStatus(checkpoint.directory_, problems));
   QUERN_RETURN_IF_ERROR(SortFiles(checkpoint.directory_, names, layout, &checkpoint.side_files_, &checkpoint.skipped_files_));
+  for (const std::string& name : checkpoint.side_files_) QUERN_RETURN_IF_ERROR(CheckName(checkpoint.directory_, name));
+  // What stays behind is only told of.
+  for (auto& [name, why] : checkpoint.skipped_files_) name = EscapeUnlessUtf8(name);
   checkpoint.index_ = std::move(layout.index);
   return checkpoint;
 }

@@ -198,6 +198,27 @@ TEST(CheckpointCases, SmallFilesAreCopiedAndStaleOnesAreNot) {
   EXPECT_THAT(checkpoint.skipped_files(), Contains(Pair("y.safetensors", HasSubstr("not named by model.safetensors.index.json"))));
 }
 
+TEST(CheckpointCases, NamesThatAreNoUtf8AreRefusedOrLeftBehind) {
+  TestDirectory directory;
+  QUERN_ASSERT_OK(directory.Write("config.json", kConfig));
+  QUERN_ASSERT_OK(directory.Write("model.safetensors", MakeSafetensors({{"a", DType::kBF16, {2}}})));
+  QUERN_ASSERT_OK(directory.Write("notes-\xFF", "x"));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(directory.path()));
+  EXPECT_THAT(checkpoint.skipped_files(), ElementsAre(Pair("notes-\\xff", HasSubstr("not a file"))));
+  QUERN_ASSERT_OK(directory.Write("LICENSE-\xFF", "x"));
+  EXPECT_THAT(Checkpoint::Open(directory.path()), StatusIs(kInvalid, AllOf(HasSubstr("LICENSE-\\xff"), HasSubstr("rename"))));
+}
+
+TEST(CheckpointCases, AShardOrADirectoryWhoseNameIsNoUtf8IsRefused) {
+  TestDirectory directory;
+  QUERN_ASSERT_OK(directory.Write("config.json", kConfig));
+  QUERN_ASSERT_OK(directory.Write("w\xFF.safetensors", MakeSafetensors({{"a", DType::kBF16, {2}}})));
+  EXPECT_THAT(Checkpoint::Open(directory.path()), StatusIs(kInvalid, HasSubstr("w\\xff.safetensors")));
+  const std::string broken = directory.path() + "/sub\xFF";
+  QUERN_ASSERT_OK(MakeDirectories(broken));
+  EXPECT_THAT(Checkpoint::Open(broken), StatusIs(kInvalid, HasSubstr("sub\\xff")));
+}
+
 TEST(CheckpointCases, AnIndexThatNamesNothingThereIsStaleBesideASingleFile) {
   TestDirectory directory;
   QUERN_ASSERT_OK(directory.Write("config.json", kConfig));

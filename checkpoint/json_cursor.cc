@@ -4,30 +4,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "base/utf8.h"
 
 namespace quern::checkpoint {
 namespace {
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
-// Bytes of the well-formed UTF-8 sequence at `position` that begins with a byte >= 0x80 (Unicode table 3-7), or 0.
-size_t Utf8SequenceLength(absl::string_view text, size_t position) {
-  const auto byte = [&](size_t i) -> unsigned { return position + i < text.size() ? static_cast<unsigned char>(text[position + i]) : 0; };
-  const auto continues = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned lead = byte(0);
-  if (lead >= 0xC2 && lead <= 0xDF) return continues(1) ? 2 : 0;
-  if (lead >= 0xE0 && lead <= 0xEF) {
-    if (lead == 0xE0 && byte(1) < 0xA0) return 0;
-    if (lead == 0xED && byte(1) > 0x9F) return 0;
-    return continues(1) && continues(2) ? 3 : 0;
-  }
-  if (lead >= 0xF0 && lead <= 0xF4) {
-    if (lead == 0xF0 && byte(1) < 0x90) return 0;
-    if (lead == 0xF4 && byte(1) > 0x8F) return 0;
-    return continues(1) && continues(2) && continues(3) ? 4 : 0;
-  }
-  return 0;
-}
 
 void AppendUtf8(uint32_t code, std::string* out) {
   if (code < 0x80) {

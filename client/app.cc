@@ -5,7 +5,9 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/utf8.h"
 #include "client/commands/command.h"
 #include "client/exit_code.h"
 #include "client/json_output.h"
@@ -24,6 +26,17 @@ std::vector<std::unique_ptr<Command>> MakeCommands() {
   return commands;
 }
 
+// Arguments become fields of messages, which hold UTF-8 only.
+absl::Status CheckArguments(const std::vector<std::string>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (IsValidUtf8(arguments[i])) continue;
+    const bool after_option = i > 0 && absl::StartsWith(arguments[i - 1], "-");
+    return UsageError(absl::StrCat("argument ", i + 1, after_option ? absl::StrCat(" (after ", arguments[i - 1], ")") : "", ", \"",
+                                   EscapeUnlessUtf8(arguments[i]), "\", is no UTF-8"));
+  }
+  return absl::OkStatus();
+}
+
 ExitCode RunCommand(Command& command, Console& console) {
   const absl::StatusOr<ExitCode> code = command.Run(console);
   console.out.flush();
@@ -40,6 +53,10 @@ ExitCode RunCommand(Command& command, Console& console) {
 }  // namespace
 
 int RunApp(std::vector<std::string> arguments, Console& console) {
+  if (const absl::Status status = CheckArguments(arguments); !status.ok()) {
+    console.err << "quern: " << std::string(status.message()) << "\n";
+    return static_cast<int>(ExitCodeOf(status));
+  }
   CLI::App app("Quantizes checkpoints that do not fit in memory.", "quern");
   app.set_version_flag("--version", absl::StrCat("quern ", QUERN_VERSION));
   app.require_subcommand(1);

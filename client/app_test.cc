@@ -51,12 +51,34 @@ TEST(AppTest, VersionIsPrinted) {
   EXPECT_THAT(result.out, HasSubstr("quern " QUERN_VERSION));
 }
 
+TEST(AppTest, ArgumentsThatAreNoUtf8AreWrongUsage) {
+  const Result option = RunWith({"plan", "org/name", "--scheme", "W4A16", "--targets", "mlp\xFF"});
+  EXPECT_EQ(option.code, 2);
+  EXPECT_THAT(option.err, AllOf(HasSubstr("--targets"), HasSubstr("mlp\\xff")));
+  const Result positional = RunWith({"inspect", "dir\xFF"});
+  EXPECT_EQ(positional.code, 2);
+  EXPECT_THAT(positional.err, AllOf(HasSubstr("argument 2"), HasSubstr("dir\\xff")));
+}
+
+TEST(AppTest, SizesOfZeroAreWrongUsage) {
+  for (const char* option : {"--layers", "--experts", "--hidden", "--intermediate", "--vocab"}) {
+    const Result result = RunWith({"synth", "out", "--family", "llama", "--layers", "1", option, "0"});
+    EXPECT_EQ(result.code, 2) << option;
+    EXPECT_THAT(result.err, HasSubstr(option));
+  }
+}
+
 TEST(AppTest, WrongUsageIsTwo) {
   EXPECT_EQ(RunWith({}).code, 2);
   EXPECT_EQ(RunWith({"conquer"}).code, 2);
   EXPECT_EQ(RunWith({"quantize"}).code, 2);
   EXPECT_EQ(RunWith({"quantize", "org/name", "-o", "out", "--scheme", "W4A16", "--shards", "3"}).code, 2);
   EXPECT_EQ(RunWith({"quantize", "org/name", "-o", "out"}).code, 2);
+  for (const char* nothing : {"", ",", " , "}) {
+    const Result result = RunWith({"plan", "org/name", "--scheme", "W4A16", "--targets", nothing});
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.err, HasSubstr("--targets: no pattern in"));
+  }
   EXPECT_EQ(RunWith({"quantize", "org/name", "-o", "out", "--scheme", "W4A16", "--memory", "lots"}).code, 2);
   EXPECT_EQ(RunWith({"synth", "out", "--family", "laguna"}).code, 2);
   EXPECT_EQ(RunWith({"show"}).code, 2);

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/task_memory.h"
+#include "base/utf8.h"
 #include "client/exit_code.h"
 #include "client/paths.h"
 
@@ -67,7 +68,9 @@ void QuantizeOptions::AddTo(CLI::App& app, bool output) {
   app.add_option("--scheme", scheme, "Preset such as W4A16, W4A16_ASYM or W8A16")->type_name("NAME");
   app.add_option("--group-size", group_size, "Weights that share a scale, or \"channel\" for one scale a row")->type_name("N|channel");
   app.add_option("--targets", targets,
-                 "What is quantized: a role, an exact module name, a glob, or re:REGEX. May be repeated; commas separate")
+                 "What is quantized: a role, an exact module name, a glob, or re:REGEX; Linear, every linear weight, where nothing else is "
+                 "said. May be repeated; commas separate")
+      ->check([](const std::string& value) { return SplitPatterns({value}).empty() ? "no pattern in \"" + value + "\"" : std::string(); })
       ->allow_extra_args(false)
       ->type_name("PATTERN");
   app.add_option("--ignore", ignore, "What is left alone; written like --targets and stronger than it")
@@ -94,6 +97,7 @@ absl::StatusOr<quern::v1::QuantizeSpec> QuantizeOptions::ToSpec(bool remote) con
   if (!recipe_file.empty()) {
     QUERN_ASSIGN_OR_RETURN(*spec.mutable_recipe(), ReadFileToString(recipe_file, kMaxRecipeSize));
     if (spec.recipe().empty()) return absl::InvalidArgumentError(absl::StrCat("the recipe ", recipe_file, " is empty"));
+    if (!IsValidUtf8(spec.recipe())) return UsageError(absl::StrCat("--recipe: ", recipe_file, " is no text in UTF-8"));
   }
   spec.set_scheme(scheme);
   spec.set_group_size(group_size);

@@ -88,6 +88,15 @@ TEST(JobOptionsTest, MistakesAreUsageErrors) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--memory")));
 }
 
+TEST(JobOptionsTest, RecipeThatIsNoUtf8IsAUsageError) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("options"));
+  const std::string recipe = directory.path() + "/recipe.yaml";
+  QUERN_ASSERT_OK(WriteFileDurably(recipe, "scheme: W4A16 # \xFF\n"));
+  const absl::Status status = Parse({"org/name", "--recipe", recipe}).job.ToSpec(false).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--recipe")));
+}
+
 TEST(JobOptionsTest, MemoryThatNoTaskRunsWithIsRefused) {
   EXPECT_THAT(Parse({"org/name", "--memory", "16MiB"}).worker.MemoryBytes(), IsOkAndHolds(16 * kMiB));
   EXPECT_EQ(ExitCodeOf(Parse({"org/name", "--memory", "15MiB"}).worker.MemoryBytes().status()), ExitCode::kUsage);

@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
+#include "client/exit_code.h"
 
 namespace quern::client {
 
@@ -18,6 +20,8 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
   if (error) return ErrnoToStatus(error.value(), "resolve", path);
   std::string text = absolute.string();
   while (text.size() > 1 && text.back() == '/') text.pop_back();
+  // The argument was text; what a link or the working directory added may be other bytes.
+  if (!IsValidUtf8(text)) return UsageError(absl::StrCat("the path \"", EscapeUnlessUtf8(text), "\" is no UTF-8"));
   return text;
 }
 
@@ -36,6 +40,13 @@ bool IsRepositoryName(absl::string_view text) {
     return true;
   };
   return valid(name.substr(0, slash)) && valid(name.substr(slash + 1));
+}
+
+absl::StatusOr<std::string> ExistingDirectory(const std::string& text) {
+  std::error_code error;
+  if (std::filesystem::is_directory(text, error)) return AbsolutePath(text);
+  if (std::filesystem::exists(text, error)) return absl::InvalidArgumentError(absl::StrCat(text, " is no directory"));
+  return absl::NotFoundError(absl::StrCat("there is no directory ", text));
 }
 
 absl::StatusOr<std::string> ResolveSource(const std::string& text, bool remote) {

@@ -9,8 +9,11 @@
 
 namespace quern::client {
 
-// Absolute, without "." and "..", links followed as far as the path exists.
+// Absolute, without "." and "..", links followed as far as the path exists. UsageError when that is no UTF-8.
 absl::StatusOr<std::string> AbsolutePath(const std::string& path);
+
+// The absolute path of a directory that is there. NOT_FOUND or INVALID_ARGUMENT otherwise.
+absl::StatusOr<std::string> ExistingDirectory(const std::string& text);
 
 // True for "org/name" and "org/name@revision" as Hugging Face spells them.
 bool IsRepositoryName(absl::string_view text);

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/status_matchers.h"
+#include "client/exit_code.h"
 
 namespace quern::client {
 namespace {
@@ -35,6 +36,15 @@ TEST(PathsTest, LinksAreFollowed) {
   EXPECT_THAT(AbsolutePath(directory.path() + "/link/out"), IsOkAndHolds(real + "/out"));
 }
 
+TEST(PathsTest, LinkToAPathThatIsNoUtf8IsAUsageError) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
+  QUERN_ASSERT_OK(MakeDirectories(directory.path() + "/real\xFF"));
+  ASSERT_EQ(symlink("real\xFF", (directory.path() + "/link").c_str()), 0);
+  const absl::Status status = ResolveSource(directory.path() + "/link", false).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("real\\xff")));
+}
+
 TEST(PathsTest, SourceIsADirectoryOrARepository) {
   QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
   QUERN_ASSERT_OK_AND_ASSIGN(std::string real, AbsolutePath(directory.path()));
@@ -43,6 +53,13 @@ TEST(PathsTest, SourceIsADirectoryOrARepository) {
   EXPECT_THAT(ResolveSource("/no/such/model", false), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such/model")));
   EXPECT_THAT(ResolveSource("/no/such/model", true), IsOkAndHolds("/no/such/model"));
   EXPECT_THAT(ResolveSource("../no", true), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST(PathsTest, ExistingDirectoryIsNeverARepository) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
+  QUERN_ASSERT_OK_AND_ASSIGN(std::string real, AbsolutePath(directory.path()));
+  EXPECT_THAT(ExistingDirectory(directory.path()), IsOkAndHolds(real));
+  EXPECT_THAT(ExistingDirectory("no/pe"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("there is no directory no/pe")));
 }
 
 TEST(PathsTest, FileIsNoSource) {

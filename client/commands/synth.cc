@@ -21,10 +21,14 @@ class SynthCommand : public Command {
     app.add_option("output", output_, "Directory to write")->required()->type_name("OUT");
     app.add_option("--family", family_, "laguna, qwen3_moe, mixtral or llama")->required()->type_name("NAME");
     app.add_option("--layers", layers_, "Layers")->required()->check(CLI::PositiveNumber)->type_name("N");
-    app.add_option("--experts", experts_, "Experts of a layer (default: the family's, as below)")->type_name("E");
-    app.add_option("--hidden", hidden_, "Hidden size")->type_name("H");
-    app.add_option("--intermediate", intermediate_, "Intermediate size of an expert, or of the MLP")->type_name("I");
-    app.add_option("--vocab", vocab_, "Vocabulary")->type_name("V");
+    app.add_option("--experts", experts_, "Experts of a layer (default: the family's, as below)")
+        ->check(CLI::PositiveNumber)
+        ->type_name("E");
+    app.add_option("--hidden", hidden_, "Hidden size")->check(CLI::PositiveNumber)->type_name("H");
+    app.add_option("--intermediate", intermediate_, "Intermediate size of an expert, or of the MLP")
+        ->check(CLI::PositiveNumber)
+        ->type_name("I");
+    app.add_option("--vocab", vocab_, "Vocabulary")->check(CLI::PositiveNumber)->type_name("V");
     app.add_option("--seed", seed_, "Seed of the weights: the same seed gives the same bytes")->type_name("S")->capture_default_str();
     app.add_option("--dtype", dtype_, "BF16, F16 or F32")
         ->check(CLI::IsMember({"BF16", "F16", "F32"}))

@@ -26,7 +26,7 @@ class VerifyCommand : public Command {
   absl::StatusOr<ExitCode> Run(Console& console) override {
     quern::v1::JobSpec spec;
     spec.set_operation(quern::v1::VERIFY);
-    QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), ResolveSource(output_, /*remote=*/false));
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), ExistingDirectory(output_));
     spec.mutable_verify();
     if (!against_.empty()) {
       QUERN_ASSIGN_OR_RETURN(*spec.mutable_verify()->mutable_against(), ResolveSource(against_, /*remote=*/false));

@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/family.h"
 #include "daemon/planner/planner.h"
+#include "daemon/planner/selection.h"
 
 namespace quern::daemon {
 namespace {
@@ -115,10 +116,7 @@ absl::StatusOr<InspectCheckpointResponse> Inspect(const std::string& directory) 
   for (const auto& [layer, sum] : layers) *response.add_layers() = ToGroup(layer.has_value() ? absl::StrCat(*layer) : "", sum);
   for (const auto& [role, sum] : roles) *response.add_roles() = ToGroup(std::string(checkpoint::RoleName(role)), sum);
   for (const auto& [dtype, sum] : dtypes) *response.add_dtypes() = ToGroup(dtype, sum);
-  if (!family.known()) {
-    response.add_warnings(
-        absl::StrCat("model_type \"", source.config().model_type, "\" is not known: roles are guessed from the usual names"));
-  }
+  if (!family.known()) response.add_warnings(UnknownTypeWarning(source.config()));
   for (const auto& [name, why] : source.skipped_files()) response.add_warnings(absl::StrCat(name, ": ", why));
   return response;
 }

@@ -113,7 +113,14 @@ void CheckInvariants(const Plan& plan, const std::string& source) {
   EXPECT_EQ(plan.summary.output_bytes(), sum);
   uint64_t side = 0;
   for (const std::string& name : plan.summary.side_files()) side += *FileSize(JoinPath(source, name));
-  EXPECT_EQ(plan.summary.disk_needed(), sum + side);
+  // Index and manifest are estimated; the job store alone wants 4 MiB.
+  checkpoint::ShardIndex index;
+  for (const quern::v1::TaskSpec& task : plan.tasks) {
+    for (const std::string& name : made) index.weight_map[name] = task.label();
+  }
+  const uint64_t texts = plan.tasks.size() > 1 ? checkpoint::BuildShardIndex(index).size() : 0;
+  EXPECT_GE(plan.summary.disk_needed(), sum + side + texts + 4 * kMiB);
+  EXPECT_LE(plan.summary.disk_needed(), sum + side + texts + 4 * kMiB + 64 * kKiB + 8 * kKiB * made.size());
 }
 
 Plan PlanOf(const std::string& source, absl::string_view recipe, uint64_t max_shard_size = 0) {
@@ -249,6 +256,7 @@ TEST(QuantizePlan, NeverQuantizedByDefault) {
   source.Add("model.layers.0.self_attn.q_proj.bias", {64});
   source.Add("model.layers.0.empty.weight", {0, 64});
   source.Add("model.layers.0.other_empty", {4, 0});
+  source.Add("model.layers.0.table", {4, 64});
   source.AddOuter(100, 64);
   source.Write();
   const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [Linear, 're:.*']}");
@@ -260,6 +268,7 @@ TEST(QuantizePlan, NeverQuantizedByDefault) {
   EXPECT_EQ(fates.at("model.layers.0.linear_attn.A_log").reason(), "not a 2-D weight: shape [64]");
   EXPECT_EQ(fates.at("model.layers.0.self_attn.q_proj.bias").reason(), "not a weight: shape [64]");
   EXPECT_EQ(fates.at("model.layers.0.empty.weight").reason(), "empty: shape [0, 64]");
+  EXPECT_EQ(fates.at("model.layers.0.table").reason(), "not the .weight of a module: shape [4, 64]");
   EXPECT_EQ(fates.at("model.embed_tokens.weight").reason(), "embeddings");
 }
 
@@ -347,6 +356,14 @@ TEST(QuantizePlan, StacksOfExpertsAreRefusedWhenTargeted) {
   EXPECT_THAT(FatesByName(plan).at("model.layers.0.mlp.experts.down_proj").reason(),
               HasSubstr("a stack of experts in one tensor, shape [4, 64, 64]"));
   EXPECT_THAT(Warnings(plan), Contains(HasSubstr("stacks of experts are copied")));
+  EXPECT_THAT(Warnings(plan), Contains(HasSubstr("model_type \"some_new_moe\" is not known")));
+}
+
+TEST(QuantizePlan, CheckpointWithoutTensorsSaysSo) {
+  TestCheckpoint source("llama");
+  source.EndShard("model.safetensors");
+  WriteText(JoinPath(source.path(), "config.json"), "{\"model_type\": \"llama\"}");
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "scheme: W4A16"), false), StatusIs(kInvalid, HasSubstr("holds no tensors")));
 }
 
 TEST(QuantizePlan, QuantizedSourcesAreRefused) {

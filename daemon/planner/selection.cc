@@ -69,7 +69,8 @@ Candidate Classify(const SelectedModule& module, const checkpoint::Checkpoint& c
   if (candidate.form == Form::kStack) {
     candidate.default_reason = absl::StrCat("a stack of experts in one tensor, shape ", ShapeText(first));
   } else if (!module.matrix.has_value() && candidate.form != Form::kQuantized) {
-    candidate.default_reason = absl::StrCat(role == Role::kNorms ? "norm, " : "", "not a 2-D weight: shape ", ShapeText(first));
+    const char* what = first.shape.size() == 2 ? "not the .weight of a module: shape " : "not a 2-D weight: shape ";
+    candidate.default_reason = absl::StrCat(role == Role::kNorms ? "norm, " : "", what, ShapeText(first));
   } else if (candidate.form != Form::kQuantized && first.elements() == 0) {
     candidate.default_reason = absl::StrCat("empty: shape ", ShapeText(first));
   } else {
@@ -117,6 +118,7 @@ class Selector {
     QUERN_RETURN_IF_ERROR(LoadSchemes());
     GatherModules();
     for (size_t i = 0; i < modules().size(); ++i) Decide(i);
+    if (!checkpoint::Family::For(checkpoint_.config()).known()) Warn(UnknownTypeWarning(checkpoint_.config()));
     CheckPatterns();
     CheckSources();
     KeepOrRefuseMisfits();
@@ -244,6 +246,7 @@ class Selector {
 
   // What may have been meant by a pattern that matches nothing.
   std::string Hint(const Pattern& pattern) {
+    if (modules().empty()) return "; this checkpoint holds no tensors";
     const std::string& text = pattern.text();
     if (pattern.kind() == Pattern::Kind::kRole || pattern.kind() == Pattern::Kind::kLinear) {
       std::set<Role> roles;
@@ -261,7 +264,7 @@ class Selector {
         if (module.identity.transformers_name == text) return absl::StrCat("; the file's name of it is ", module.identity.module);
       }
     }
-    return modules().empty() ? "" : absl::StrCat("; names are like ", modules()[modules().size() / 2].identity.module);
+    return absl::StrCat("; names are like ", modules()[modules().size() / 2].identity.module);
   }
 
   void CheckSources() {
@@ -422,6 +425,10 @@ class Selector {
 };
 
 }  // namespace
+
+std::string UnknownTypeWarning(const checkpoint::ModelConfig& config) {
+  return absl::StrCat("model_type \"", config.model_type, "\" is not known: roles are guessed from the usual names");
+}
 
 absl::StatusOr<Selection> SelectModules(const checkpoint::Checkpoint& checkpoint, const Recipe& recipe) {
   return Selector(checkpoint, recipe).Run();

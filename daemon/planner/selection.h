@@ -31,6 +31,9 @@ struct Selection {
   std::vector<std::string> warnings;
 };
 
+// Of a config whose model_type no family knows.
+std::string UnknownTypeWarning(const checkpoint::ModelConfig& config);
+
 // Precedence: the user's ignore; an exact name or role as target; the default ignore (what is no 2-D linear weight, routers, embeddings,
 // lm_head); other targets. The first group that matches wins. INVALID_ARGUMENT lists all that headers show to be wrong: targets that match
 // nothing, weights that a scheme does not fit, fused sets in which modules differ, weights that are quantized already, stacks of experts.

@@ -9,6 +9,7 @@
 #include "checkpoint/family.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/synthetic.h"
+#include "daemon/planner/disk_estimate.h"
 #include "daemon/planner/module_names.h"
 #include "daemon/planner/plans.h"
 #include "daemon/planner/shard_layout.h"
@@ -113,7 +114,7 @@ absl::StatusOr<Plan> PlanSynthesize(const quern::v1::SynthesizeSpec& spec) {
     plan.summary.set_output_bytes(plan.summary.output_bytes() + task.bytes_to_write());
   }
   plan.summary.set_minimum_memory(kMinimumTaskMemory);
-  plan.summary.set_disk_needed(plan.summary.output_bytes() + model.config.size());
+  plan.summary.set_disk_needed(plan.summary.output_bytes() + EstimateDiskBesideFiles(plan, model.config.size()));
   return plan;
 }
 

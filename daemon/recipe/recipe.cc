@@ -66,6 +66,7 @@ struct GroupDraft {
 struct Draft {
   std::vector<GroupDraft> groups;
   std::optional<GroupDraft> last;  // the top-level group, tried after the others
+  std::optional<Text> group_size;  // of the top level: of every preset that has none of its own
   std::vector<Text> ignore;
   std::optional<Text> non_divisible, nonfinite, numerics;
 };
@@ -108,6 +109,14 @@ absl::StatusOr<std::vector<Text>> TextList(const YamlNode& map, absl::string_vie
     list.push_back({item.scalar, item.line});
   }
   return list;
+}
+
+// Targets that are there and empty would silently mean the default.
+absl::StatusOr<std::vector<Text>> TargetList(const YamlNode& map, absl::string_view key) {
+  QUERN_ASSIGN_OR_RETURN(std::vector<Text> list, TextList(map, key));
+  const YamlNode* node = map.Find(key);
+  if (node == nullptr || !list.empty()) return list;
+  return RecipeError(node->line, absl::StrCat("\"", key, "\" lists no target; write [", kLinear, "] for every linear weight"));
 }
 
 absl::StatusOr<bool> ParseBool(const Text& text, absl::string_view key) {
@@ -247,7 +256,7 @@ absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
       QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(item, "a group", {"targets", "scheme", "weights", "group_size"}));
       GroupDraft group;
       group.line = item.line;
-      QUERN_ASSIGN_OR_RETURN(group.targets, TextList(item, "targets"));
+      QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(item, "targets"));
       if (group.targets.empty()) return RecipeError(item.line, "a group needs targets");
       QUERN_ASSIGN_OR_RETURN(const bool has_scheme, ParseScheme(item, group));
       if (!has_scheme) return RecipeError(item.line, "a group needs a scheme or weights");
@@ -256,9 +265,11 @@ absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
   }
   GroupDraft last;
   last.line = root.line;
-  QUERN_ASSIGN_OR_RETURN(last.targets, TextList(root, "targets"));
+  QUERN_ASSIGN_OR_RETURN(last.targets, TargetList(root, "targets"));
   QUERN_ASSIGN_OR_RETURN(const bool has_scheme, ParseScheme(root, last));
-  if (has_scheme || !last.targets.empty() || last.group_size.has_value()) draft.last = std::move(last);
+  draft.group_size = last.group_size;
+  const bool group_size_alone = last.group_size.has_value() && draft.groups.empty();
+  if (has_scheme || !last.targets.empty() || group_size_alone) draft.last = std::move(last);
   QUERN_ASSIGN_OR_RETURN(draft.ignore, TextList(root, "ignore"));
   QUERN_ASSIGN_OR_RETURN(draft.non_divisible, OptionalScalar(root, "non_divisible"));
   QUERN_ASSIGN_OR_RETURN(draft.nonfinite, OptionalScalar(root, "nonfinite"));
@@ -280,7 +291,7 @@ absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
   QUERN_RETURN_IF_ERROR(AllowOnly(node, "bypass_divisibility_checks", {"false", "False"}));
   Draft draft;
   QUERN_ASSIGN_OR_RETURN(draft.ignore, TextList(node, "ignore"));
-  QUERN_ASSIGN_OR_RETURN(const std::vector<Text> targets, TextList(node, "targets"));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<Text> targets, TargetList(node, "targets"));
   const YamlNode* scheme = node.Find("scheme");
   const YamlNode* groups = node.Find("config_groups");
   const bool has_scheme = scheme != nullptr && !scheme->IsNull();
@@ -291,7 +302,7 @@ absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
       GroupDraft group;
       group.line = value.line;
       group.scheme = Text{name, value.line};
-      QUERN_ASSIGN_OR_RETURN(group.targets, TextList(*scheme, name));
+      QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(*scheme, name));
       draft.groups.push_back(std::move(group));
     }
   } else if (has_scheme) {
@@ -312,7 +323,7 @@ absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
       QUERN_RETURN_IF_ERROR(AllowOnly(value, "format", {"pack-quantized"}));
       GroupDraft group;
       group.line = value.line;
-      QUERN_ASSIGN_OR_RETURN(group.targets, TextList(value, "targets"));
+      QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(value, "targets"));
       const YamlNode* weights = value.Find("weights");
       if (weights == nullptr || weights->IsNull()) return RecipeError(value.line, absl::StrCat("the group ", name, " needs weights"));
       QUERN_ASSIGN_OR_RETURN(group.weights, ParseWeights(*weights));
@@ -368,15 +379,16 @@ absl::Status ApplyShorthands(const RecipeShorthands& shorthands, Draft& draft) {
     draft.last->scheme = Text{shorthands.scheme, 0};
     draft.last->weights.reset();
   }
+  if (!shorthands.group_size.empty()) draft.group_size = Text{shorthands.group_size, 0};
   if (!draft.last.has_value()) {
     if (draft.groups.empty()) {
       return absl::InvalidArgumentError("no scheme: give --scheme NAME or a recipe with scheme, weights or groups");
     }
-    if (!shorthands.group_size.empty() || !shorthands.targets.empty()) {
-      return absl::InvalidArgumentError("the recipe has several groups; set group_size and targets there, not on the command line");
+    if (!shorthands.targets.empty()) {
+      return absl::InvalidArgumentError("the recipe has several groups; set targets there, not on the command line");
     }
   } else {
-    if (!shorthands.group_size.empty()) draft.last->group_size = Text{shorthands.group_size, 0};
+    if (!shorthands.group_size.empty()) draft.last->group_size = draft.group_size;
     if (!shorthands.targets.empty()) {
       draft.last->targets.clear();
       for (const std::string& target : shorthands.targets) draft.last->targets.push_back({target, 0});
@@ -460,6 +472,12 @@ absl::string_view ObserverName(quant::Observer observer) {
   return "";
 }
 
+// Whether the top level's group size goes to a preset that says none of its own.
+bool TakesGroupSize(const quant::SchemeSpec& preset) {
+  return preset.type == quant::NumberType::kInt &&
+         (preset.strategy == quant::Strategy::kGroup || preset.strategy == quant::Strategy::kChannel);
+}
+
 absl::StatusOr<Recipe> Resolve(const Draft& draft) {
   Recipe recipe;
   quant::Numerics numerics = quant::Numerics::kReference;
@@ -490,23 +508,34 @@ absl::StatusOr<Recipe> Resolve(const Draft& draft) {
     return absl::InvalidArgumentError(
         absl::StrCat("the recipe has ", patterns, " patterns; at most ", kMaxPatterns, " are allowed: use globs or re:"));
   }
+  bool group_size_taken = false;
   for (const GroupDraft& draft_group : draft.groups) {
     RecipeGroup group;
+    std::optional<Text> group_size = draft_group.group_size;
     if (draft_group.weights.has_value()) {
       group.scheme = *draft_group.weights;
     } else if (draft_group.scheme.has_value()) {
       absl::StatusOr<quant::SchemeSpec> preset = quant::PresetScheme(draft_group.scheme->value);
       if (!preset.ok()) return AnnotateAt(draft_group.scheme->line, preset.status());
       group.scheme = *std::move(preset);
+      if (!group_size.has_value() && TakesGroupSize(group.scheme)) group_size = draft.group_size;
     } else {
       return ErrorAt(draft_group.line, "targets and group_size need a scheme: give scheme or weights");
     }
-    if (draft_group.group_size.has_value()) QUERN_RETURN_IF_ERROR(ApplyGroupSize(*draft_group.group_size, group.scheme));
+    if (group_size.has_value()) {
+      QUERN_RETURN_IF_ERROR(ApplyGroupSize(*group_size, group.scheme));
+      group_size_taken |= draft.group_size.has_value() && group_size->value == draft.group_size->value;
+    }
     group.scheme.numerics = numerics;
     QUERN_RETURN_IF_ERROR(AnnotateAt(draft_group.line, quant::CheckSupported(group.scheme)));
     group.scheme_name = PresetOf(group.scheme);
     QUERN_RETURN_IF_ERROR(ParsePatterns(draft_group.targets, group.targets));
     recipe.groups.push_back(std::move(group));
+  }
+  if (draft.group_size.has_value() && !group_size_taken) {
+    return ErrorAt(draft.group_size->line,
+                   absl::StrCat("group_size ", draft.group_size->value, " reaches no group: each of the ", draft.groups.size(),
+                                " groups has its own or a scheme that takes none; set it there"));
   }
   QUERN_RETURN_IF_ERROR(ParsePatterns(draft.ignore, recipe.ignore));
   return recipe;

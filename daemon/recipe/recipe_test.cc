@@ -11,6 +11,7 @@ namespace {
 using checkpoint::Role;
 using quant::Strategy;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -90,7 +91,7 @@ numerics: precise
 )yaml"));
   ASSERT_EQ(recipe.groups.size(), 3u);
   EXPECT_EQ(recipe.groups[0].scheme.num_bits, 8);
-  EXPECT_EQ(recipe.groups[0].scheme.group_size, 128);
+  EXPECT_EQ(recipe.groups[0].scheme.group_size, 32);
   EXPECT_EQ(recipe.groups[0].scheme_name, "W8A16");
   EXPECT_EQ(recipe.groups[1].scheme.num_bits, 3);
   EXPECT_EQ(recipe.groups[1].scheme.group_size, 64);
@@ -110,6 +111,14 @@ TEST(Recipe, TargetsDefaultToLinear) {
   ASSERT_EQ(recipe.groups[0].targets.size(), 1u);
   EXPECT_EQ(recipe.groups[0].targets[0].kind(), Pattern::Kind::kLinear);
   EXPECT_EQ(recipe.groups[0].scheme.group_size, 128);
+}
+
+TEST(Recipe, EmptyTargetsAreRefused) {
+  for (const char* yaml :
+       {"scheme: W4A16\ntargets: []\n", "scheme: W4A16\ntargets: ~\n", "QuantizationModifier:\n  {scheme: W4A16, targets: []}\n",
+        "QuantizationModifier:\n  scheme: {W4A16: []}\n", "groups:\n  - {scheme: W4A16, targets: []}\n"}) {
+    EXPECT_THAT(Parse(yaml), StatusIs(kInvalid, AllOf(HasSubstr("line 2"), HasSubstr("lists no target")))) << yaml;
+  }
 }
 
 TEST(Recipe, ShorthandsAlone) {
@@ -132,13 +141,43 @@ TEST(Recipe, ShorthandsLeaveTheRest) {
   EXPECT_EQ(recipe.ignore.size(), 2u);
 }
 
-TEST(Recipe, ShorthandsOfSeveralGroupsAreRefused) {
+TEST(Recipe, TargetsBesideSeveralGroupsAreRefused) {
   const char* yaml = "groups: [{targets: [mlp], scheme: W4A16}, {targets: [attention], scheme: W8A16}]";
-  EXPECT_THAT(ParseRecipe(yaml, {.scheme = "", .group_size = "64", .targets = {}, .ignore = {}}),
+  EXPECT_THAT(ParseRecipe(yaml, {.scheme = "", .group_size = "", .targets = {"mlp"}, .ignore = {}}),
               StatusIs(kInvalid, HasSubstr("several groups")));
   QUERN_ASSERT_OK_AND_ASSIGN(const Recipe recipe, ParseRecipe(yaml, {.scheme = "W4A16", .group_size = "64", .targets = {}, .ignore = {}}));
   ASSERT_EQ(recipe.groups.size(), 3u);
   EXPECT_EQ(recipe.groups[2].targets[0].text(), "Linear");
+}
+
+TEST(Recipe, GroupsTakeTheGroupSizeOfTheTopLevel) {
+  const std::string groups =
+      "groups: [{targets: [mlp], scheme: W4A16}, {targets: [attention], scheme: W8A16, group_size: 64},"
+      " {targets: [a], weights: {num_bits: 5, group_size: 16}}]\n";
+  const auto sizes = [](const Recipe& recipe) {
+    std::vector<int64_t> sizes;
+    for (const RecipeGroup& group : recipe.groups) sizes.push_back(group.scheme.group_size);
+    return sizes;
+  };
+  QUERN_ASSERT_OK_AND_ASSIGN(const Recipe alone, Parse(groups + "group_size: 32\n"));
+  EXPECT_THAT(sizes(alone), ElementsAre(32, 64, 16));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Recipe with_scheme, Parse(groups + "group_size: 32\nscheme: W3A16\n"));
+  EXPECT_THAT(sizes(with_scheme), ElementsAre(32, 64, 16, 32));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Recipe flag,
+                             ParseRecipe(groups + "group_size: 32\n", {.scheme = "", .group_size = "8", .targets = {}, .ignore = {}}));
+  EXPECT_THAT(sizes(flag), ElementsAre(8, 64, 16));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Recipe channel, Parse(groups + "group_size: channel\n"));
+  EXPECT_EQ(channel.groups[0].scheme.strategy, Strategy::kChannel);
+  QUERN_ASSERT_OK_AND_ASSIGN(const Recipe again, Parse(alone.ToYaml()));
+  EXPECT_EQ(again.ToYaml(), alone.ToYaml());
+}
+
+TEST(Recipe, AGroupSizeThatReachesNoGroupIsRefused) {
+  const char* yaml =
+      "groups:\n  - {targets: [mlp], scheme: W4A16, group_size: 64}\n  - {targets: [attention], scheme: W8A16, group_size: 16}\n";
+  EXPECT_THAT(ParseRecipe(yaml, {.scheme = "", .group_size = "32", .targets = {}, .ignore = {}}),
+              StatusIs(kInvalid, HasSubstr("group_size 32 reaches no group")));
+  EXPECT_THAT(Parse(absl::StrCat(yaml, "group_size: 32\n")), StatusIs(kInvalid, AllOf(HasSubstr("line 4"), HasSubstr("no group"))));
 }
 
 TEST(Recipe, NoSchemeIsRefused) {

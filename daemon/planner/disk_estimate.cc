@@ -1,0 +1,68 @@
+#include "daemon/planner/disk_estimate.h"
+
+#include "absl/strings/string_view.h"
+#include "base/byte_size.h"
+#include "checkpoint/json_cursor.h"
+
+namespace quern::daemon {
+namespace {
+
+// What the job store wants to find free when it opens.
+constexpr uint64_t kJobStoreToOpen = 4 * kMiB;
+// A record is written to the log and again to a table.
+constexpr uint64_t kCopiesInJobStore = 2;
+// Keys, digests, numbers of the longest form and punctuation of one entry.
+constexpr uint64_t kIndexEntry = 8;
+constexpr uint64_t kManifestModule = 640;
+constexpr uint64_t kManifestCopy = 192;
+constexpr uint64_t kManifestFile = 160;
+constexpr uint64_t kRunSource = 384;
+constexpr uint64_t kRunTask = 1536;  // grant and commit, with the names of worker, host and device
+constexpr uint64_t kFixedParts = 4 * kKiB;
+
+uint64_t Quoted(absl::string_view text) { return checkpoint::QuoteJson(text).size(); }
+
+uint64_t IndexEntry(const quern::v1::OutputTensor& tensor, const std::string& shard) {
+  return Quoted(tensor.name()) + Quoted(shard) + kIndexEntry;
+}
+
+uint64_t ManifestEntry(const quern::v1::ShardUnit& unit, const quern::v1::TaskSpec& task) {
+  const auto file = [&](const quern::v1::TensorView& view) { return Quoted(task.source_files(static_cast<int>(view.file())).path()); };
+  if (unit.has_copy()) {
+    const quern::v1::CopyUnit& copy = unit.copy();
+    return Quoted(copy.source().tensor()) + Quoted(copy.role()) + Quoted(copy.reason()) + Quoted(task.label()) + file(copy.source()) +
+           kManifestCopy;
+  }
+  const quern::v1::QuantizeUnit& quantize = unit.quantize();
+  return Quoted(quantize.module()) + Quoted(quantize.role()) + Quoted(quantize.scheme()) + Quoted(quantize.reason()) +
+         Quoted(task.label()) + Quoted(quantize.weight().tensor()) + file(quantize.weight()) + kManifestModule;
+}
+
+}  // namespace
+
+uint64_t EstimateDiskBesideFiles(const Plan& plan, uint64_t config_bytes) {
+  const quern::v1::PlanSummary& summary = plan.summary;
+  const bool has_manifest = !summary.resolved_recipe().empty();
+  // The new part of config.json may be indented anew.
+  uint64_t bytes = kJobStoreToOpen + kFixedParts + config_bytes + 2 * summary.quantization_config().size();
+  bytes += kCopiesInJobStore * summary.ByteSizeLong();
+  for (const quern::v1::TaskSpec& task : plan.tasks) {
+    bytes += kCopiesInJobStore * task.ByteSizeLong();
+    for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+      if (has_manifest) bytes += ManifestEntry(unit, task);
+      if (plan.tasks.size() == 1) continue;  // one shard needs no index
+      if (unit.has_copy()) bytes += IndexEntry(unit.copy().output(), task.label());
+      if (unit.has_generate()) bytes += IndexEntry(unit.generate().output(), task.label());
+      for (const quern::v1::OutputTensor& tensor : unit.quantize().outputs()) bytes += IndexEntry(tensor, task.label());
+    }
+  }
+  if (!has_manifest) return bytes;
+  // In the manifest, run.json and a file of its own.
+  bytes += 3 * Quoted(summary.resolved_recipe());
+  for (const quern::v1::SourceFile& file : summary.source_files()) bytes += 2 * Quoted(file.path()) + kManifestFile + kRunSource;
+  for (const quern::v1::TaskSpec& task : plan.tasks) bytes += Quoted(task.label()) + kManifestFile + kRunTask;
+  for (const std::string& name : summary.side_files()) bytes += Quoted(name) + kManifestFile;
+  return bytes;
+}
+
+}  // namespace quern::daemon
