@@ -24,6 +24,7 @@ absl::StatusOr<Plan> MakePlan(const quern::v1::JobSpec& spec, bool with_fingerpr
 absl::StatusOr<quern::v1::PlanSummary> MakeIdentity(const quern::v1::JobSpec& spec);
 
 // Why `now` may not resume `stored`: "source model-00001.safetensors changed: ...; recipe changed"; empty when it may.
+// It may not when `now` knows the content of whole files and `stored` does not: there is nothing to compare it with.
 std::string IdentityDifference(const quern::v1::PlanSummary& stored, const quern::v1::PlanSummary& now);
 
 // Fate of every source tensor of the plan, in the order of tasks, dropped ones last.

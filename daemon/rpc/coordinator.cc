@@ -301,8 +301,8 @@ absl::StatusOr<Job> Coordinator::CreateForOutput(const CreateJobRequest& request
     if (!Overwrites(spec)) {
       return WithReason(
           absl::FailedPreconditionError(absl::StrCat(spec.output(), " belongs to ", JobName(*existing), ", which is ",
-                                                     Job::State_Name(record->state()), " and was made from other inputs: ", same.message(),
-                                                     ". Run it with the inputs it had, or start over with --overwrite")),
+                                                     Job::State_Name(record->state()), " and does not fit this request: ", same.message(),
+                                                     ". Run it with the inputs and options it had, or use --overwrite to start over")),
           "IDENTITY_CHANGED");
     }
     first_attempt = queue_->NextAttempt(*existing);
@@ -324,8 +324,8 @@ absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequ
   QUERN_ASSIGN_OR_RETURN(const PlanSummary then, ParseRunJson(JoinPath(spec.output(), ".quern/run.json")));
   if (const std::string difference = IdentityDifference(then, now); !difference.empty()) {
     return WithReason(
-        absl::FailedPreconditionError(absl::StrCat("output ", spec.output(), " holds the finished result of another request: ", difference,
-                                                   "; use --overwrite to replace it, or choose another output")),
+        absl::FailedPreconditionError(absl::StrCat("output ", spec.output(), " holds a finished result that does not fit this request: ", difference,
+                                                   "; use --overwrite to start over, or choose another output")),
         "IDENTITY_CHANGED");
   }
   // A crash after the last step of publishing leaves the claim's files.

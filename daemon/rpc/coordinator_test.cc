@@ -380,6 +380,23 @@ TEST_F(CoordinatorTest, OtherOptionsDoNotResumeAJob) {
   EXPECT_EQ(NextGrant(Worker()).id().attempt(), 2) << "no file of the old job may have the same name";
 }
 
+TEST_F(CoordinatorTest, VerifySourceDoesNotTrustARunWithoutDigests) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  CreateJobRequest verifying = Request();
+  verifying.mutable_spec()->mutable_quantize()->set_verify_source(true);
+  Job refused;
+  const grpc::Status unfinished = Create(verifying, &refused);
+  EXPECT_EQ(unfinished.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(unfinished.error_message(), testing::AllOf(HasSubstr("no digests of the whole source"), HasSubstr("--overwrite to start over")));
+  RunTasks(job.progress().tasks_total() - 1);
+  ASSERT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  const grpc::Status finished = Create(verifying, &refused);
+  EXPECT_EQ(finished.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(finished.error_message(), testing::AllOf(HasSubstr("no digests of the whole source"), HasSubstr("--overwrite to start over")));
+  EXPECT_TRUE(MustCreate(Request()).already_done());
+}
+
 TEST_F(CoordinatorTest, SourceThatChangedBetweenRunsIsNoticedBeforeAnythingIsReused) {
   const Job job = MustCreate(Request());
   RunTasks(1);
