@@ -122,7 +122,7 @@ bool OutputState::HeldByOldCoordinator() const {
 
 absl::Status OutputState::RemoveState() {
   QUERN_RETURN_IF_ERROR(RemoveTree(directory_));
-  // OUT/.quern stays where run.json stands in it; a synthetic checkpoint has none.
+  // OUT/.quern stays where run.json stands in it.
   return RemoveIfEmpty(DirName(directory_));
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/manifest/manifest.h"
 #include "quern/v1/jobs.pb.h"
 #include "quern/v1/plan.pb.h"
 
@@ -24,7 +25,13 @@ absl::StatusOr<Plan> MakePlan(const quern::v1::JobSpec& spec, bool with_fingerpr
 absl::StatusOr<quern::v1::PlanSummary> MakeIdentity(const quern::v1::JobSpec& spec);
 
 // Why `now` may not resume `stored`: "source model-00001.safetensors changed: ...; recipe changed"; empty when it may.
+// It may not when `now` knows the content of whole files and `stored` does not: there is nothing to compare it with.
 std::string IdentityDifference(const quern::v1::PlanSummary& stored, const quern::v1::PlanSummary& now);
+
+// Where the manifest of the verified output has another source_digest for a module than `result`, that of a task which compared a shard
+// with the source.
+std::vector<quern::v1::Mismatch> SourceDigestMismatches(const Manifest& manifest, const quern::v1::TaskSpec& task,
+                                                        const quern::v1::TaskResult& result);
 
 // Fate of every source tensor of the plan, in the order of tasks, dropped ones last.
 std::vector<quern::v1::TensorFate> TensorFates(const Plan& plan);

@@ -121,6 +121,12 @@ absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec,
 
 std::string IdentityDifference(const PlanSummary& stored, const PlanSummary& now) {
   std::vector<std::string> differences;
+  const auto has_content = [](const SourceFile& file) { return !file.content_sha256().empty(); };
+  if (std::any_of(now.source_files().begin(), now.source_files().end(), has_content) &&
+      !std::all_of(stored.source_files().begin(), stored.source_files().end(), has_content)) {
+    differences.push_back(
+        "the earlier run recorded no digests of the whole source (it ran without --verify-source), so it cannot be compared");
+  }
   absl::flat_hash_map<std::string, const SourceFile*> stored_files;
   for (const SourceFile& file : stored.source_files()) stored_files[BaseName(file.path())] = &file;
   for (const SourceFile& file : now.source_files()) {

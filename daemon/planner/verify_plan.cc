@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/dtype.h"
 #include "base/file.h"
@@ -36,6 +37,7 @@ using quern::v1::TaskSpec;
 using quern::v1::ValueCheck;
 
 constexpr char kPrivateDirectory[] = ".quern";
+constexpr char kRecipeName[] = "quern_recipe.yaml";
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 // Of one kind; a directory that differs in more is wrong as a whole.
 constexpr int kMaxMismatches = 1000;
@@ -45,6 +47,7 @@ std::string ShapeText(const std::vector<uint64_t>& shape) { return absl::StrCat(
 struct LoadedManifest {
   std::string text;
   Manifest manifest;
+  absl::Status unreadable;  // why there is no manifest in `text`
 };
 
 absl::StatusOr<LoadedManifest> LoadManifest(const std::string& directory) {
@@ -58,7 +61,14 @@ absl::StatusOr<LoadedManifest> LoadManifest(const std::string& directory) {
   }
   QUERN_RETURN_IF_ERROR(text.status());
   loaded.text = *std::move(text);
-  QUERN_ASSIGN_OR_RETURN(loaded.manifest, ParseManifest(loaded.text, path));
+  absl::StatusOr<Manifest> manifest = ParseManifest(loaded.text, path);
+  // One of a newer Quern is no mismatch: it cannot be judged here.
+  if (absl::IsFailedPrecondition(manifest.status())) return manifest.status();
+  if (manifest.ok()) {
+    loaded.manifest = *std::move(manifest);
+  } else {
+    loaded.unreadable = manifest.status();
+  }
   return loaded;
 }
 
@@ -86,6 +96,7 @@ class VerifyPlanner {
   absl::Status Run(const Manifest& manifest, bool with_fingerprints) {
     manifest_ = &manifest;
     QUERN_RETURN_IF_ERROR(CheckFiles());
+    CheckHead();
     absl::StatusOr<Checkpoint> output = Checkpoint::Open(directory_);
     if (output.ok()) {
       output_.emplace(*std::move(output));
@@ -95,7 +106,7 @@ class VerifyPlanner {
       CheckCopies();
       QUERN_RETURN_IF_ERROR(CheckConfig());
     } else {
-      AddMismatch("", "", 0, output.status().message());
+      AddMismatch(directory_, "", 0, output.status().message());
     }
     for (const ManifestFile& file : manifest.files) AddFileTask(file);
     if (!spec_.against().empty() && output_.has_value()) QUERN_RETURN_IF_ERROR(Compare(with_fingerprints));
@@ -106,7 +117,6 @@ class VerifyPlanner {
     return absl::OkStatus();
   }
 
- private:
   void AddMismatch(absl::string_view file, absl::string_view tensor, uint64_t offset, absl::string_view what) {
     if (plan_.summary.mismatches_size() >= kMaxMismatches) return;
     quern::v1::Mismatch& mismatch = *plan_.summary.add_mismatches();
@@ -114,6 +124,28 @@ class VerifyPlanner {
     mismatch.set_tensor(std::string(tensor));
     mismatch.set_offset(offset);
     mismatch.set_what(std::string(what));
+  }
+
+ private:
+  // What the manifest says of itself.
+  void CheckHead() {
+    if (manifest_->numerics_version == 0 || manifest_->numerics_version > quant::kNumericsVersion) {
+      AddMismatch(kManifestName, "", 0,
+                  absl::StrCat("numerics_version is ", manifest_->numerics_version, ", known are 1 to ", quant::kNumericsVersion));
+    }
+    constexpr uint64_t kMaxRecipeBytes = 16 * kMiB;
+    const absl::StatusOr<std::string> recipe = ReadFileToString(JoinPath(directory_, kRecipeName), kMaxRecipeBytes);
+    if (recipe.ok() && *recipe != manifest_->recipe) {
+      AddMismatch(kManifestName, "", 0, absl::StrCat("its recipe is not the one in ", kRecipeName));
+    }
+    absl::flat_hash_set<std::string> sources;
+    for (const ManifestFile& file : manifest_->source_files) sources.insert(file.name);
+    const auto check_source = [&](const std::string& file, const std::string& tensor) {
+      if (!sources.contains(file))
+        AddMismatch(kManifestName, tensor, 0, absl::StrCat("source_file ", file, " is not among its source_files"));
+    };
+    for (const ManifestModule& module : manifest_->modules) check_source(module.source_file, module.module);
+    for (const ManifestCopy& copy : manifest_->copied) check_source(copy.source_file, copy.tensor);
   }
 
   TaskSpec& AddTask(std::string label, uint64_t bytes_to_read) {
@@ -338,6 +370,10 @@ class VerifyPlanner {
     }
   }
 
+  void CheckSourceFile(const std::string& tensor, const std::string& said, const std::string& found) {
+    if (said != found) AddMismatch(kManifestName, tensor, 0, absl::StrCat("source_file is ", said, ", the source has it in ", found));
+  }
+
   void AddComparison(const ManifestModule& module, const Checkpoint& source, TaskSources& sources, TaskSpec& task, uint64_t& to_read) {
     const absl::StatusOr<Regions> regions = RegionsOf(module);
     if (!regions.ok()) return;  // told by CheckModules
@@ -347,6 +383,7 @@ class VerifyPlanner {
                   "the source does not have this tensor in the dtype and shape that the manifest says");
       return;
     }
+    CheckSourceFile(module.source_tensor, module.source_file, source.shards()[weight->shard].name);
     quern::v1::QuantizeUnit unit;
     uint64_t bytes = weight->info->bytes();
     for (const quant::Region& region : regions->regions) {
@@ -379,6 +416,7 @@ class VerifyPlanner {
       AddMismatch(copy.shard, copy.tensor, made->info->begin, "the source does not have this tensor in the same dtype and shape");
       return;
     }
+    CheckSourceFile(copy.tensor, copy.source_file, source.shards()[original->shard].name);
     quern::v1::CopyUnit& unit = *task.mutable_compare_shard()->add_units()->mutable_copy();
     *unit.mutable_source() = sources.Bytes(*original);
     *unit.mutable_output() = ToOutput(*made);
@@ -413,11 +451,35 @@ absl::StatusOr<PlanSummary> VerifyIdentity(const quern::v1::VerifySpec& spec, co
   return StartSummary(spec, loaded);
 }
 
+std::vector<quern::v1::Mismatch> SourceDigestMismatches(const Manifest& manifest, const TaskSpec& task,
+                                                        const quern::v1::TaskResult& result) {
+  absl::flat_hash_map<std::string, const ManifestModule*> modules;
+  for (const ManifestModule& module : manifest.modules) modules[module.module] = &module;
+  std::vector<quern::v1::Mismatch> mismatches;
+  int position = 0;  // digests stand in the order of the units that have them
+  for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
+    if (!unit.has_quantize() || position >= result.source_digests_size()) continue;
+    const std::string& found = result.source_digests(position++).digest();
+    const auto module = modules.find(unit.quantize().module());
+    if (module == modules.end() || module->second->source_digest == found) continue;
+    quern::v1::Mismatch& mismatch = mismatches.emplace_back();
+    mismatch.set_file(kManifestName);
+    mismatch.set_tensor(unit.quantize().module());
+    mismatch.set_what(absl::StrCat("source_digest is ", HexDigest(module->second->source_digest), ", the source's is ", HexDigest(found)));
+  }
+  return mismatches;
+}
+
 absl::StatusOr<Plan> PlanVerify(const quern::v1::VerifySpec& spec, const std::string& directory, bool with_fingerprints) {
   QUERN_ASSIGN_OR_RETURN(const LoadedManifest loaded, LoadManifest(directory));
   Plan plan;
   plan.summary = StartSummary(spec, loaded);
-  QUERN_RETURN_IF_ERROR(VerifyPlanner(spec, directory, plan).Run(loaded.manifest, with_fingerprints));
+  VerifyPlanner planner(spec, directory, plan);
+  if (!loaded.unreadable.ok()) {
+    planner.AddMismatch(kManifestName, "", 0, loaded.unreadable.message());
+    return plan;
+  }
+  QUERN_RETURN_IF_ERROR(planner.Run(loaded.manifest, with_fingerprints));
   return plan;
 }
 

@@ -190,6 +190,27 @@ TEST_F(VerifyPlan, AgainstTheSourceEveryTensorIsCompared) {
   EXPECT_EQ(copied, 7);
 }
 
+TEST_F(VerifyPlan, SourceDigestsAreThoseOfTheManifest) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, Verify(true));
+  int compared = 0;
+  for (const quern::v1::TaskSpec& task : plan.tasks) {
+    quern::v1::TaskResult result;
+    for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
+      if (unit.has_quantize()) result.add_source_digests()->set_digest(std::string(16, 'd'));
+    }
+    EXPECT_THAT(SourceDigestMismatches(manifest_, task, result), IsEmpty());
+    if (result.source_digests_size() == 0) continue;
+    ++compared;
+    const int last = result.source_digests_size() - 1;
+    result.mutable_source_digests(last)->set_digest(std::string(16, 'e'));
+    const auto mismatches = SourceDigestMismatches(manifest_, task, result);
+    ASSERT_THAT(mismatches, SizeIs(1));
+    EXPECT_EQ(mismatches[0].file(), kManifestName);
+    EXPECT_THAT(mismatches[0].what(), HasSubstr("the source's is 6565"));
+  }
+  EXPECT_GT(compared, 0);
+}
+
 TEST_F(VerifyPlan, FilesThatAreMissingOrTooMany) {
   QUERN_ASSERT_OK(RemoveFile(Path("config.json")));
   WriteText(Path("extra.txt"), "x");
@@ -247,8 +268,26 @@ TEST_F(VerifyPlan, AnotherSource) {
 TEST_F(VerifyPlan, WithoutAManifestIsRefused) {
   QUERN_ASSERT_OK(RemoveFile(Path(kManifestName)));
   EXPECT_THAT(Verify(), StatusIs(kInvalid, HasSubstr("holds no quern_manifest.json")));
+}
+
+TEST_F(VerifyPlan, ManifestThatCannotBeReadIsAMismatch) {
   WriteText(Path(kManifestName), "{");
-  EXPECT_THAT(Verify(), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(Mismatches(), ElementsAre(HasSubstr("quern_manifest.json : ")));
+}
+
+TEST_F(VerifyPlan, ManifestThatContradictsItself) {
+  WriteText(Path("quern_recipe.yaml"), manifest_.recipe);
+  AddFile("quern_recipe.yaml");
+  WriteManifest();
+  EXPECT_THAT(Mismatches(/*against=*/true), IsEmpty());
+  manifest_.recipe += "# other\n";
+  manifest_.numerics_version = 99;
+  manifest_.modules[0].source_file = "elsewhere.safetensors";
+  WriteManifest();
+  EXPECT_THAT(Mismatches(), AllOf(SizeIs(3), Contains(HasSubstr("recipe is not the one in quern_recipe.yaml")),
+                                  Contains(HasSubstr("numerics_version is 99")),
+                                  Contains(HasSubstr("elsewhere.safetensors is not among its source_files"))));
+  EXPECT_THAT(Mismatches(/*against=*/true), Contains(HasSubstr("the source has it in model.safetensors")));
 }
 
 }  // namespace

@@ -9,14 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/digest.h"
 #include "base/status_macros.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/publish/publish.h"
+#include "daemon/publish/run_record.h"
 
 namespace quern::daemon {
 namespace {
@@ -34,18 +32,6 @@ std::string StringMember(absl::string_view text, const char* member) {
   if (!root.is_object()) return "";
   const auto it = root.find(member);
   return it != root.end() && it->is_string() ? it->get<std::string>() : "";
-}
-
-// The raw identity in run.json; empty when OUT was never finished.
-absl::StatusOr<std::string> RecordedIdentity(const std::string& output) {
-  const absl::StatusOr<std::string> text = ReadFileToString(QuernPath(output, "run.json"));
-  if (absl::IsNotFound(text.status())) return "";
-  QUERN_RETURN_IF_ERROR(text.status());
-  const std::string hex = StringMember(*text, "identity");
-  for (const char c : hex) {
-    if (!absl::ascii_isxdigit(c)) return "";
-  }
-  return hex.size() == 2 * Sha256::kSize ? absl::HexStringToBytes(hex) : "";
 }
 
 // Whether `path` and `fd` are the same file still: the holder before us may have removed it.
@@ -97,25 +83,39 @@ absl::Status CheckOutputUsable(const std::string& output, bool overwrite) {
     }
     return absl::OkStatus();
   }
-  QUERN_ASSIGN_OR_RETURN(const std::string identity, RecordedIdentity(output));
-  if (identity.empty()) return absl::OkStatus();
+  QUERN_ASSIGN_OR_RETURN(const RunRecord record, ReadRunRecord(output));
+  if (record.identity.empty()) return absl::OkStatus();
+  if (const absl::Status intact = FinishedIdentity(output).status(); !intact.ok()) {
+    // --overwrite must know which files are ours.
+    const bool listed = !record.files.empty() || (FileExists(JoinPath(output, kManifestName)) && CheckOutputUsable(output, true).ok());
+    return absl::AlreadyExistsError(absl::StrCat("output ", output, " holds a finished result that is damaged: ", intact.message(), "; ",
+                                                 listed ? "use --overwrite to make it anew" : "remove the directory",
+                                                 ", or choose another output"));
+  }
   return absl::AlreadyExistsError(
       absl::StrCat("output ", output, " holds a finished result; use --overwrite to replace it, or choose another output"));
 }
 
 absl::StatusOr<std::string> FinishedIdentity(const std::string& output) {
-  QUERN_ASSIGN_OR_RETURN(std::string identity, RecordedIdentity(output));
-  if (identity.empty()) return absl::NotFoundError(absl::StrCat("output ", output, " holds no finished result"));
+  QUERN_ASSIGN_OR_RETURN(RunRecord record, ReadRunRecord(output));
+  if (record.identity.empty()) return absl::NotFoundError(absl::StrCat("output ", output, " holds no finished result"));
   const std::string path = JoinPath(output, kManifestName);
-  QUERN_ASSIGN_OR_RETURN(const std::string text, ReadFileToString(path));
-  const absl::StatusOr<std::vector<ManifestFile>> files = ParseManifestFiles(text, path);
-  if (!files.ok()) return absl::NotFoundError(files.status().message());
-  for (const ManifestFile& file : *files) {
-    const std::string name = JoinPath(output, file.name);
-    QUERN_ASSIGN_OR_RETURN(const uint64_t size, FileSize(name));
-    if (size != file.size) return absl::NotFoundError(absl::StrCat(name, " has ", size, " bytes, the manifest says ", file.size));
+  if (record.files.empty()) {
+    const absl::StatusOr<std::string> text = ReadFileToString(path);
+    if (absl::IsNotFound(text.status())) return absl::NotFoundError(absl::StrCat(path, " is missing"));
+    QUERN_RETURN_IF_ERROR(text.status());
+    absl::StatusOr<std::vector<ManifestFile>> files = ParseManifestFiles(*text, path);
+    if (!files.ok()) return absl::NotFoundError(files.status().message());
+    record.files = *std::move(files);
   }
-  return identity;
+  for (const ManifestFile& file : record.files) {
+    const std::string name = JoinPath(output, file.name);
+    const absl::StatusOr<uint64_t> size = FileSize(name);
+    if (absl::IsNotFound(size.status())) return absl::NotFoundError(absl::StrCat(name, " is missing"));
+    QUERN_RETURN_IF_ERROR(size.status());
+    if (*size != file.size) return absl::NotFoundError(absl::StrCat(name, " has ", *size, " bytes, it was written with ", file.size));
+  }
+  return std::move(record.identity);
 }
 
 absl::StatusOr<OutputClaim> OutputClaim::Acquire(const std::string& output, const std::string& owner, const std::string& job) {

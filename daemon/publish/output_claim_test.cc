@@ -140,6 +140,9 @@ TEST_F(OutputClaimTest, DamagedResultIsNotFinished) {
   WriteFinished();
   Write("model.safetensors", "hell");
   EXPECT_THAT(FinishedIdentity(out_), StatusIs(absl::StatusCode::kNotFound, HasSubstr("4 bytes")));
+  EXPECT_THAT(CheckOutputUsable(out_, false),
+              StatusIs(absl::StatusCode::kAlreadyExists, AllOf(HasSubstr("damaged"), HasSubstr("4 bytes"), HasSubstr("--overwrite"))));
+  QUERN_EXPECT_OK(CheckOutputUsable(out_, true));
   QUERN_ASSERT_OK(RemoveFile(JoinPath(out_, "model.safetensors")));
   EXPECT_THAT(FinishedIdentity(out_), StatusIs(absl::StatusCode::kNotFound));
   for (const char* text : {"", "[]", "{\"identity\": 3}", "{\"identity\": \"zz\"}", "{\"identity\": \"abcd\"}", "{\"identity\""}) {

@@ -14,7 +14,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
@@ -24,6 +23,7 @@
 #include "checkpoint/model_config.h"
 #include "checkpoint/safetensors.h"
 #include "daemon/manifest/manifest.h"
+#include "daemon/publish/run_record.h"
 
 namespace quern::daemon {
 namespace {
@@ -32,19 +32,10 @@ constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr char kConfigName[] = "config.json";
 constexpr char kRecipeName[] = "quern_recipe.yaml";
 constexpr char kSingleShardName[] = "model.safetensors";
-constexpr char kPublishingText[] = "{\"state\": \"publishing\"}\n";
 // A config or index larger than this is no config or index.
 constexpr uint64_t kDescriptionLimit = 256 * kMiB;
 // Manifest text of one tensor, for the estimate of a full disk's message.
 constexpr uint64_t kManifestBytesPerTensor = 640;
-
-// "a/b" without "..", ".", empty parts or a leading slash.
-bool IsPlainRelativePath(absl::string_view name) {
-  for (absl::string_view part : absl::StrSplit(name, '/')) {
-    if (part.empty() || part == "." || part == "..") return false;
-  }
-  return true;
-}
 
 // Writes one file of the output: under a name of its own first, in its place only when it is whole and durable.
 class FileWriter {
@@ -77,6 +68,14 @@ class FileWriter {
   uint64_t size_ = 0;
   std::unique_ptr<Sha256> sha_;
 };
+
+// Every name in OUT that publishing writes or removes, whether or not it is there.
+std::vector<std::string> NamesToWrite(const quern::v1::PlanSummary& plan, std::vector<std::string> shards) {
+  std::vector<std::string> names = std::move(shards);
+  for (const char* name : {kIndexName, kConfigName, kRecipeName, kManifestName}) names.push_back(name);
+  names.insert(names.end(), plan.side_files().begin(), plan.side_files().end());
+  return names;
+}
 
 // A shard as its task committed it.
 struct CommittedShard {
@@ -208,19 +207,34 @@ class Publisher {
       QUERN_ASSIGN_OR_RETURN(const std::string text, ReadFileToString(manifest_path));
       QUERN_ASSIGN_OR_RETURN(old_files, ParseManifestFiles(text, manifest_path));
     }
+    std::vector<std::string> shards;
+    for (const CommittedShard& shard : shards_) shards.push_back(shard.name);
+    QUERN_RETURN_IF_ERROR(CheckForeignFiles(output_, plan_, shards));
+    QUERN_ASSIGN_OR_RETURN(RunRecord record, ReadRunRecord(output_));
+    old_files.insert(old_files.end(), record.files.begin(), record.files.end());
+    // Names of an earlier publishing stay: what it has written may lie there still.
+    std::set<std::string> names(record.names.begin(), record.names.end());
+    for (std::string& name : NamesToWrite(plan_, std::move(shards))) names.insert(std::move(name));
+    record.names.assign(names.begin(), names.end());
     QUERN_RETURN_IF_ERROR(RemoveTree(temporary_));
     QUERN_RETURN_IF_ERROR(MakeDirectories(temporary_));
-    QUERN_RETURN_IF_ERROR(WriteRunJson(kPublishingText));
+    QUERN_RETURN_IF_ERROR(WriteRunJson(PublishingJson(record)));
     QUERN_RETURN_IF_ERROR(RemoveFile(JoinPath(output_, kIndexName)));
     QUERN_RETURN_IF_ERROR(RemoveFile(JoinPath(output_, kConfigName)));
     QUERN_RETURN_IF_ERROR(SyncDirectory(output_));
-    if (!has_manifest) return absl::OkStatus();
+    if (old_files.empty() && !has_manifest) return absl::OkStatus();
     for (const ManifestFile& file : old_files) {
       if (!IsPlacedShard(file)) QUERN_RETURN_IF_ERROR(RemoveOldFile(file.name));
     }
     QUERN_RETURN_IF_ERROR(SyncDirectory(output_));
-    QUERN_RETURN_IF_ERROR(RemoveFile(manifest_path));
-    return SyncDirectory(output_);
+    if (has_manifest) {
+      QUERN_RETURN_IF_ERROR(RemoveFile(manifest_path));
+      QUERN_RETURN_IF_ERROR(SyncDirectory(output_));
+    }
+    if (record.files.empty()) return absl::OkStatus();
+    // Before a new file takes one of their names.
+    record.files.clear();
+    return WriteRunJson(PublishingJson(record));
   }
 
   bool IsPlacedShard(const ManifestFile& file) const {
@@ -351,11 +365,17 @@ class Publisher {
     for (const quern::v1::SourceFile& file : plan_.source_files()) {
       head.source_files.push_back({SourceName(file), file.size(), file.header_sha256()});
     }
-    head.files = files_;
-    head.files.push_back({kConfigName, config_text_.size(), Sha256Of(config_text_)});
-    if (HasIndex()) head.files.push_back({kIndexName, index_text_.size(), Sha256Of(index_text_)});
-    std::sort(head.files.begin(), head.files.end(), [](const ManifestFile& a, const ManifestFile& b) { return a.name < b.name; });
+    head.files = AllFiles();
     return head;
+  }
+
+  // Of the output but the manifest, by name.
+  std::vector<ManifestFile> AllFiles() const {
+    std::vector<ManifestFile> files = files_;
+    files.push_back({kConfigName, config_text_.size(), Sha256Of(config_text_)});
+    if (HasIndex()) files.push_back({kIndexName, index_text_.size(), Sha256Of(index_text_)});
+    std::sort(files.begin(), files.end(), [](const ManifestFile& a, const ManifestFile& b) { return a.name < b.name; });
+    return files;
   }
 
   // Relative to the source: where a checkpoint lies is no part of the result.
@@ -475,7 +495,8 @@ class Publisher {
   absl::Status CleanUp() {
     QUERN_RETURN_IF_ERROR(RemoveTree(AttemptDirectory(output_)));
     if (synthesize_) {
-      QUERN_RETURN_IF_ERROR(RemoveFile(JoinPath(quern_, "run.json")));
+      QUERN_ASSIGN_OR_RETURN(const std::string run_json, WithFiles(request_.run_json, AllFiles()));
+      QUERN_RETURN_IF_ERROR(WriteRunJson(run_json));
     } else {
       QUERN_RETURN_IF_ERROR(WriteRunJson(request_.run_json));
     }
@@ -537,6 +558,30 @@ std::string AttemptDirectory(const std::string& output) { return JoinPath(output
 
 std::string AttemptPath(const std::string& output, uint32_t task, uint32_t attempt) {
   return JoinPath(AttemptDirectory(output), absl::StrCat(task, ".", attempt));
+}
+
+absl::Status CheckForeignFiles(const std::string& output, const quern::v1::PlanSummary& plan, std::vector<std::string> shards) {
+  QUERN_ASSIGN_OR_RETURN(const RunRecord record, ReadRunRecord(output));
+  std::set<std::string> ours(record.names.begin(), record.names.end());
+  for (const ManifestFile& file : record.files) ours.insert(file.name);
+  const std::string manifest_path = JoinPath(output, kManifestName);
+  const absl::StatusOr<std::string> text = ReadFileToString(manifest_path);
+  if (text.ok()) {
+    QUERN_ASSIGN_OR_RETURN(const std::vector<ManifestFile> files, ParseManifestFiles(*text, manifest_path));
+    for (const ManifestFile& file : files) ours.insert(file.name);
+    ours.insert(kManifestName);
+  } else if (!absl::IsNotFound(text.status())) {
+    return text.status();
+  }
+  for (const std::string& name : NamesToWrite(plan, std::move(shards))) {
+    struct stat info;
+    const std::string path = JoinPath(output, name);
+    if (ours.count(name) > 0 || lstat(path.c_str(), &info) != 0) continue;
+    return absl::AlreadyExistsError(absl::StrCat(path,
+                                                 " was not written by Quern and would be replaced; move it away and run again, or "
+                                                 "choose another output"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PublishJob(const PublishRequest& request) {

@@ -1,10 +1,11 @@
 // Makes the finished shards of a job into a checkpoint directory.
 //
 // Protocol; each step may be repeated after a crash and the whole ends in the same directory:
-//   1. write {"state": "publishing"} as OUT/.quern/run.json: from here on OUT is ours and not finished, whatever happens. Unlink an old
-//   index and
-//      config.json, fsync the directory: nothing half-made looks like a checkpoint. Unlink what an old manifest names, except shards that
-//      this job has put there already (name, size and SHA-256 are equal), fsync, then unlink that manifest, fsync.
+//   1. refuse to go on where a file lies that would be replaced and that neither an old result nor an unfinished publishing has written.
+//      Write {"state": "publishing", "publishing": [names]} as OUT/.quern/run.json: from here on OUT is ours and not finished, whatever
+//      happens, and so are these names. Unlink an old index and config.json, fsync the directory: nothing half-made looks like a
+//      checkpoint. Unlink what an old manifest (or the run.json of a synthetic checkpoint) names, except shards that this job has put there
+//      already (name, size and SHA-256 are equal), fsync, then unlink that manifest, fsync.
 //   2. rename OUT/.quern/attempts/<task>.<attempt> to its final name (already there with the right size and header: done before); fsync.
 //   3. copy side files from the source, write quern_recipe.yaml; fsync each and their directories.
 //   4. write quern_manifest.json, then config.json, last the index (with one shard config.json is last); fsync each and the directory.
@@ -13,7 +14,8 @@
 // manifest that stands in OUT describes either an old result or this very one, never a mixture: it is the last to go and the first of the
 // descriptions to come.
 //
-// SYNTHESIZE has no side files, recipe or manifest and leaves no run.json: what remains is a plain checkpoint. VERIFY publishes nothing.
+// SYNTHESIZE has no side files, recipe or manifest: beside .quern a plain checkpoint remains. Its run.json lists what a manifest would,
+// "files": [{"name", "size", "sha256"}]. VERIFY publishes nothing.
 //
 // run.json is JSON text made by the coordinator: an object with at least
 //   "identity": PlanSummary.identity in lower-case hexadecimal,
@@ -23,6 +25,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -44,12 +47,13 @@ struct PublishRequest {
   uint32_t tasks = 0;
   // Loads one task at a time, so that a large job is never in memory as a whole.
   std::function<absl::StatusOr<CommittedTask>(uint32_t index)> load_task;
-  // Text of run.json (above); not looked at for SYNTHESIZE.
+  // Text of run.json (above), without "files".
   std::string run_json;
 };
 
 // Blocks. A full disk is RESOURCE_EXHAUSTED ("disk full", with the bytes needed) and leaves everything in place for another try. A shard
-// whose size is not the committed one is DATA_LOSS. The caller holds the OutputClaim. load_task is called several times for each index.
+// whose size is not the committed one is DATA_LOSS; a file of somebody else is ALREADY_EXISTS, as in CheckForeignFiles. The caller holds
+// the OutputClaim. load_task is called several times for each index.
 absl::Status PublishJob(const PublishRequest& request);
 
 // Path of an attempt's file; its directory is AttemptDirectory.
@@ -62,8 +66,12 @@ std::string AttemptPath(const std::string& output, uint32_t task, uint32_t attem
 // OUT ours.
 absl::Status CheckOutputUsable(const std::string& output, bool overwrite);
 
-// The identity (PlanSummary.identity, raw) recorded in OUT/.quern/run.json of a finished output; NOT_FOUND when OUT holds none, or when a
-// file that the manifest lists is missing or of another size.
+// ALREADY_EXISTS, naming it, when OUT holds a file that publishing `plan` with these shards would replace and that Quern did not write: it
+// is neither of an old result nor of an unfinished publishing. FAILED_PRECONDITION or DATA_LOSS when an old manifest cannot be read.
+absl::Status CheckForeignFiles(const std::string& output, const quern::v1::PlanSummary& plan, std::vector<std::string> shards);
+
+// The identity (PlanSummary.identity, raw) recorded in OUT/.quern/run.json of a finished output; NOT_FOUND when OUT holds none, or, naming
+// it, when a file that the manifest (or that run.json) lists is missing or of another size.
 absl::StatusOr<std::string> FinishedIdentity(const std::string& output);
 
 // Claims OUT for `job` of the coordinator `owner`: makes OUT/.quern, holds an flock on OUT/.quern/lock and writes who it is into

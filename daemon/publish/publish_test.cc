@@ -199,6 +199,7 @@ class PublishTest : public testing::Test {
     job.spec.set_operation(quern::v1::SYNTHESIZE);
     job.spec.mutable_synthesize()->set_family("llama");
     job.plan.Clear();
+    job.plan.set_identity(Sha256Of(absl::StrCat("synthetic", shards)));
     job.plan.set_synthetic_config("{\"model_type\": \"llama\"}\n");
     for (CommittedTask& task : job.tasks) {
       quern::v1::WriteShard work;
@@ -310,8 +311,50 @@ TEST_F(PublishTest, SyntheticCheckpointIsPlain) {
   QUERN_ASSERT_OK(job.Publish());
   EXPECT_THAT(ListDirectory(out_), IsOkAndHolds(ElementsAre(".quern", "config.json", "model-00001-of-00002.safetensors",
                                                             "model-00002-of-00002.safetensors", "model.safetensors.index.json")));
-  EXPECT_THAT(ListDirectory(Out(".quern")), IsOkAndHolds(testing::IsEmpty()));
+  EXPECT_THAT(ListDirectory(Out(".quern")), IsOkAndHolds(ElementsAre("run.json")));
   EXPECT_THAT(ReadFileToString(Out("config.json")), IsOkAndHolds(job.plan.synthetic_config()));
+  EXPECT_THAT(FinishedIdentity(out_), IsOkAndHolds(job.plan.identity()));
+  QUERN_ASSERT_OK(RemoveFile(Out("model-00002-of-00002.safetensors")));
+  EXPECT_THAT(FinishedIdentity(out_), StatusIs(absl::StatusCode::kNotFound, HasSubstr("model-00002-of-00002.safetensors is missing")));
+}
+
+TEST_F(PublishTest, SyntheticCheckpointIsReplacedAsAWhole) {
+  TestJob old = MakeSynthesizeJob(out_, 3);
+  old.WriteAttempts();
+  QUERN_ASSERT_OK(old.Publish());
+  QUERN_EXPECT_OK(CheckOutputUsable(out_, /*overwrite=*/true));
+  Write(Out("notes.txt"), "mine");
+  TestJob job = MakeSynthesizeJob(out_, 1);
+  job.WriteAttempts();
+  QUERN_ASSERT_OK(job.Publish());
+  EXPECT_THAT(ListDirectory(out_), IsOkAndHolds(ElementsAre(".quern", "config.json", "model.safetensors", "notes.txt")));
+}
+
+TEST_F(PublishTest, FilesOfSomebodyElseAreNotReplaced) {
+  for (const char* name :
+       {"tokenizer.json", "config.json", "quern_recipe.yaml", "model.safetensors.index.json", "model-00001-of-00002.safetensors"}) {
+    SCOPED_TRACE(name);
+    QUERN_ASSERT_OK(RemoveTree(out_));
+    TestJob job = MakeJob(out_, 2, 1);
+    job.WriteAttempts();
+    Write(Out(name), "mine");
+    EXPECT_THAT(job.Publish(), StatusIs(absl::StatusCode::kAlreadyExists, AllOf(HasSubstr(name), HasSubstr("not written by Quern"))));
+    EXPECT_THAT(ReadFileToString(Out(name)), IsOkAndHolds("mine"));
+    QUERN_ASSERT_OK(RemoveFile(Out(name)));
+    QUERN_EXPECT_OK(job.Publish());
+  }
+}
+
+TEST_F(PublishTest, OverwriteDoesNotReplaceAFileThatTheOldManifestDoesNotName) {
+  TestJob old = MakeJob(out_, 2, 1);
+  old.plan.clear_side_files();
+  old.WriteAttempts();
+  QUERN_ASSERT_OK(old.Publish());
+  Write(Out("tokenizer.json"), "mine");
+  TestJob job = MakeJob(out_, 2, 2);
+  job.WriteAttempts();
+  EXPECT_THAT(job.Publish(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("tokenizer.json")));
+  EXPECT_THAT(FinishedIdentity(out_), IsOkAndHolds(old.plan.identity())) << "the old result stands as it was";
 }
 
 TEST_F(PublishTest, VerificationPublishesNothing) {
@@ -364,6 +407,7 @@ TEST_F(PublishTest, ForeignShardInPlaceIsDataLoss) {
   std::string other = job.contents[1];
   other[other.find("BF16")] = 'X';
   Write(Out("model-00002-of-00002.safetensors"), other);
+  Write(Out(".quern/run.json"), R"({"state": "publishing", "publishing": ["model-00002-of-00002.safetensors"]})");
   EXPECT_THAT(job.Publish(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("another header")));
 }
 
@@ -587,6 +631,13 @@ TEST_F(PublishCrashTest, OneShard) {
 
 TEST_F(PublishCrashTest, SyntheticCheckpoint) {
   KillEverywhere([this](const std::string& out) { return MakeSynthesizeJob(out, 2); }, "");
+}
+
+TEST_F(PublishCrashTest, OverAnOldSyntheticCheckpoint) {
+  TestJob old = MakeSynthesizeJob(Path("old"), 3);
+  old.WriteAttempts();
+  QUERN_ASSERT_OK(old.Publish());
+  KillEverywhere([this](const std::string& out) { return MakeJob(out, 3, 2); }, Path("old"));
 }
 
 // Names and sizes of the old shards are those of the new ones.

@@ -56,6 +56,13 @@ absl::Status CheckDetails(const JobSpec& spec) {
                                                  " is not known here, or its details are missing: known are QUANTIZE, VERIFY, SYNTHESIZE"));
 }
 
+// Publishing would refuse them too, but only after all the work.
+absl::Status CheckForeignFilesOfPlan(const std::string& output, const PlanSummary& plan) {
+  std::vector<std::string> shards;
+  for (const quern::v1::ShardSummary& shard : plan.shards()) shards.push_back(shard.file());
+  return WithReason(CheckForeignFiles(output, plan, std::move(shards)), "OUTPUT_IN_USE");
+}
+
 // One above the number of every attempt whose file lies there.
 uint32_t FirstFreeAttempt(const std::string& output) {
   uint32_t next = 1;
@@ -301,8 +308,8 @@ absl::StatusOr<Job> Coordinator::CreateForOutput(const CreateJobRequest& request
     if (!Overwrites(spec)) {
       return WithReason(
           absl::FailedPreconditionError(absl::StrCat(spec.output(), " belongs to ", JobName(*existing), ", which is ",
-                                                     Job::State_Name(record->state()), " and was made from other inputs: ", same.message(),
-                                                     ". Run it with the inputs it had, or start over with --overwrite")),
+                                                     Job::State_Name(record->state()), " and does not fit this request: ", same.message(),
+                                                     ". Run it with the inputs and options it had, or use --overwrite to start over")),
           "IDENTITY_CHANGED");
     }
     first_attempt = queue_->NextAttempt(*existing);
@@ -323,10 +330,10 @@ absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequ
   QUERN_ASSIGN_OR_RETURN(PlanSummary now, MakeIdentity(spec));
   QUERN_ASSIGN_OR_RETURN(const PlanSummary then, ParseRunJson(JoinPath(spec.output(), ".quern/run.json")));
   if (const std::string difference = IdentityDifference(then, now); !difference.empty()) {
-    return WithReason(
-        absl::FailedPreconditionError(absl::StrCat("output ", spec.output(), " holds the finished result of another request: ", difference,
-                                                   "; use --overwrite to replace it, or choose another output")),
-        "IDENTITY_CHANGED");
+    return WithReason(absl::FailedPreconditionError(absl::StrCat("output ", spec.output(),
+                                                                 " holds a finished result that does not fit this request: ", difference,
+                                                                 "; use --overwrite to start over, or choose another output")),
+                      "IDENTITY_CHANGED");
   }
   // A crash after the last step of publishing leaves the claim's files.
   {
@@ -358,6 +365,7 @@ absl::StatusOr<Job> Coordinator::Add(const CreateJobRequest& request, const JobS
   if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckOutputUsable(spec.output(), Overwrites(spec)));
   QUERN_ASSIGN_OR_RETURN(Plan plan, MakePlan(spec, /*with_fingerprints=*/true));
   QUERN_RETURN_IF_ERROR(CheckSourceFiles(plan.summary));
+  if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckForeignFilesOfPlan(spec.output(), plan.summary));
   NewJob add;
   add.id = queue_->ReserveId();
   QUERN_RETURN_IF_ERROR(Claim(add.id, spec));
@@ -408,6 +416,7 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, std::optional<JobSpec> spec
   QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(id));
   // With a spec the caller has looked already.
   if (!spec.has_value()) QUERN_RETURN_IF_ERROR(CheckIdentity(record->spec(), plan));
+  if (WritesOutput(record->spec())) QUERN_RETURN_IF_ERROR(CheckForeignFilesOfPlan(record->spec().output(), plan));
   QUERN_RETURN_IF_ERROR(Claim(id, record->spec()));
   ResumeOptions options;
   options.lost_tasks = LostTasks(*record);
@@ -521,9 +530,21 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
   };
   if (!WritesOutput(record.spec())) {
     mismatches->assign(plan.mismatches().begin(), plan.mismatches().end());
+    Manifest manifest;
+    if (!record.spec().verify().against().empty()) {
+      const std::string path = JoinPath(record.spec().output(), kManifestName);
+      QUERN_ASSIGN_OR_RETURN(const std::string text, ReadFileToString(path));
+      // One that cannot be read is among the plan's mismatches.
+      if (absl::StatusOr<Manifest> parsed = ParseManifest(text, path); parsed.ok()) manifest = *std::move(parsed);
+    }
     for (uint32_t task = 0; task < record.tasks(); ++task) {
       QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskResult result, load_result(task));
       mismatches->insert(mismatches->end(), result.mismatches().begin(), result.mismatches().end());
+      if (manifest.modules.empty()) continue;
+      QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', id, task)));
+      quern::v1::TaskSpec spec;
+      if (!spec.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(id, task)));
+      for (quern::v1::Mismatch& mismatch : SourceDigestMismatches(manifest, spec, result)) mismatches->push_back(std::move(mismatch));
     }
     return absl::OkStatus();
   }

@@ -301,6 +301,49 @@ TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
   EXPECT_EQ(MustCreate(other).state(), Job::QUEUED);
 }
 
+TEST_F(CoordinatorTest, SyntheticOutputIsRecognisedAndMayBeReplaced) {
+  const auto request = [this](uint64_t seed, bool overwrite) {
+    CreateJobRequest create;
+    create.set_request_id(absl::StrCat("synthesize ", ++requests_));
+    create.mutable_spec()->set_operation(quern::v1::SYNTHESIZE);
+    create.mutable_spec()->set_output(output_);
+    quern::v1::SynthesizeSpec& synthesize = *create.mutable_spec()->mutable_synthesize();
+    synthesize.set_family("llama");
+    synthesize.set_layers(1);
+    synthesize.set_hidden(64);
+    synthesize.set_intermediate(64);
+    synthesize.set_vocab(64);
+    synthesize.set_seed(seed);
+    synthesize.set_overwrite(overwrite);
+    return create;
+  };
+  const Job job = MustCreate(request(1, false));
+  RunTasks(job.progress().tasks_total());
+  const Job done = WaitForEnd(job.name());
+  ASSERT_EQ(done.state(), Job::SUCCEEDED) << done.error().message();
+  EXPECT_TRUE(MustCreate(request(1, false)).already_done());
+  Job refused;
+  const grpc::Status other = Create(request(2, false), &refused);
+  EXPECT_EQ(other.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(other.error_message(), HasSubstr("--overwrite"));
+  EXPECT_EQ(MustCreate(request(2, true)).state(), Job::QUEUED);
+}
+
+TEST_F(CoordinatorTest, FileOfSomebodyElseIsRefusedBeforeTheWork) {
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total());
+  ASSERT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  // Now the source has a file that the old output lacks, and the user has one of that name there.
+  QUERN_ASSERT_OK(WriteFileDurably(JoinPath(source_, "merges.txt"), "of the source"));
+  QUERN_ASSERT_OK(WriteFileDurably(JoinPath(output_, "merges.txt"), "mine"));
+  CreateJobRequest again = Request();
+  again.mutable_spec()->mutable_quantize()->set_overwrite(true);
+  Job refused;
+  const grpc::Status status = Create(again, &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_THAT(status.error_message(), HasSubstr("merges.txt was not written by Quern"));
+}
+
 TEST_F(CoordinatorTest, SameRequestIdIsTheSameJob) {
   const CreateJobRequest request = Request();
   const Job job = MustCreate(request);
@@ -363,6 +406,20 @@ TEST_F(CoordinatorTest, UnfinishedJobIsResumedAndKeepsWhatIsDone) {
   for (const auto& grant : run["grants"]) EXPECT_LT(grant["seq"], committed[grant["task"]]) << "a finished task was done again";
 }
 
+TEST_F(CoordinatorTest, FileOfSomebodyElseStopsAResumedJobBeforeTheWork) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  QUERN_ASSERT_OK(WriteFileDurably(JoinPath(output_, "config.json"), "mine"));
+  Restart();
+  incarnation_ = "second";
+  Job refused;
+  const grpc::Status status = Create(Request(), &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_THAT(status.error_message(), HasSubstr("config.json was not written by Quern"));
+  QUERN_ASSERT_OK(RemoveFile(JoinPath(output_, "config.json")));
+  EXPECT_EQ(MustCreate(Request()).progress().tasks_done(), 1) << "nothing is lost";
+}
+
 TEST_F(CoordinatorTest, OtherOptionsDoNotResumeAJob) {
   const Job job = MustCreate(Request());
   RunTasks(1);
@@ -378,6 +435,25 @@ TEST_F(CoordinatorTest, OtherOptionsDoNotResumeAJob) {
   EXPECT_NE(fresh.name(), job.name());
   EXPECT_EQ(fresh.progress().tasks_done(), 0);
   EXPECT_EQ(NextGrant(Worker()).id().attempt(), 2) << "no file of the old job may have the same name";
+}
+
+TEST_F(CoordinatorTest, VerifySourceDoesNotTrustARunWithoutDigests) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  CreateJobRequest verifying = Request();
+  verifying.mutable_spec()->mutable_quantize()->set_verify_source(true);
+  Job refused;
+  const grpc::Status unfinished = Create(verifying, &refused);
+  EXPECT_EQ(unfinished.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(unfinished.error_message(),
+              testing::AllOf(HasSubstr("no digests of the whole source"), HasSubstr("--overwrite to start over")));
+  RunTasks(job.progress().tasks_total() - 1);
+  ASSERT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  const grpc::Status finished = Create(verifying, &refused);
+  EXPECT_EQ(finished.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(finished.error_message(),
+              testing::AllOf(HasSubstr("no digests of the whole source"), HasSubstr("--overwrite to start over")));
+  EXPECT_TRUE(MustCreate(Request()).already_done());
 }
 
 TEST_F(CoordinatorTest, SourceThatChangedBetweenRunsIsNoticedBeforeAnythingIsReused) {
