@@ -7,7 +7,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_size.h"
+#include "client/exit_code.h"
 #include "client/human.h"
+#include "client/json_output.h"
 #include "client/progress.h"
 #include "client/tables.h"
 
@@ -37,8 +39,12 @@ std::string FormatMismatches(const Job& job) {
   std::string text;
   for (int i = 0; i < job.mismatches_size() && i < kMismatchesShown; ++i) {
     const auto& mismatch = job.mismatches(i);
-    absl::StrAppend(&text, "  ", mismatch.file(), mismatch.tensor().empty() ? "" : absl::StrCat(": ", mismatch.tensor()),
-                    mismatch.offset() > 0 ? absl::StrCat(" at byte ", mismatch.offset()) : "", ": ", mismatch.what(), "\n");
+    std::vector<absl::string_view> where;
+    for (const std::string* part : {&mismatch.file(), &mismatch.tensor()}) {
+      if (!part->empty()) where.push_back(*part);
+    }
+    absl::StrAppend(&text, "  ", absl::StrJoin(where, ": "), mismatch.offset() > 0 ? absl::StrCat(" at byte ", mismatch.offset()) : "",
+                    where.empty() ? "" : ": ", mismatch.what(), "\n");
   }
   if (job.mismatches_size() > kMismatchesShown) {
     absl::StrAppend(&text, "  and ", FormatCount(job.mismatches_size() - kMismatchesShown), " more (--json lists all)\n");
@@ -159,6 +165,18 @@ std::string FormatOutcome(const WatchOutcome& outcome) {
                     absl::StrFormat(", largest error %.3g\n", progress.max_abs_error()));
   }
   return text;
+}
+
+void ReportOutcome(const WatchOutcome& outcome, bool json, Console& console) {
+  // A finished verification has failed with MISMATCH, or has succeeded with mismatches.
+  const bool failed = outcome.job.state() == Job::FAILED && ExitCodeOf(outcome.job) == ExitCode::kFailed;
+  if (json) console.out << ToJson(outcome.job);
+  if (outcome.interrupted) return;
+  if (failed) {
+    console.err << FormatOutcome(outcome);
+  } else if (!json) {
+    console.out << FormatOutcome(outcome);
+  }
 }
 
 }  // namespace quern::client

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "client/console.h"
 #include "client/watch_job.h"
 #include "quern/v1/jobs.pb.h"
 
@@ -21,6 +22,10 @@ std::string Describe(const quern::v1::JobSpec& spec);
 
 // How a job ended, in a few lines: what was done, bytes, rate, error, where; or what went wrong and what to do.
 std::string FormatOutcome(const WatchOutcome& outcome);
+
+// Prints how a job ended, unless the watching was interrupted before: FormatOutcome, or the job as JSON. Why a job failed goes to
+// console.err in both cases, as for other errors; mismatches are a result and go to console.out.
+void ReportOutcome(const WatchOutcome& outcome, bool json, Console& console);
 
 }  // namespace quern::client
 

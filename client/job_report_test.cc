@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
+#include "client/json_output.h"
+
 namespace quern::client {
 namespace {
 
@@ -69,6 +73,33 @@ TEST(JobReportTest, OutcomeOfFailureSaysWhereAndWhy) {
   outcome.job.mutable_error()->set_task("jobs/7/tasks/2");
   outcome.job.mutable_error()->set_message("disk full: 12 GiB are needed on /out; free space and run again");
   EXPECT_THAT(FormatOutcome(outcome), HasSubstr("DISK_FULL in jobs/7/tasks/2: disk full: 12 GiB"));
+}
+
+TEST(JobReportTest, WhyAJobFailedGoesToStderrAndMismatchesToStdout) {
+  WatchOutcome outcome;
+  outcome.job = QuantizeJob(Job::FAILED);
+  outcome.job.mutable_error()->set_reason("BAD_INPUT");
+  outcome.job.mutable_error()->set_message("lm_head.weight holds NaN");
+  for (const bool json : {false, true}) {
+    std::ostringstream out, err;
+    Console console{.out = out, .err = err};
+    ReportOutcome(outcome, json, console);
+    EXPECT_THAT(err.str(), HasSubstr("BAD_INPUT: lm_head.weight holds NaN"));
+    EXPECT_EQ(out.str(), json ? ToJson(outcome.job) : "");
+  }
+  outcome.job.mutable_error()->set_reason("MISMATCH");
+  std::ostringstream out, err;
+  Console console{.out = out, .err = err};
+  ReportOutcome(outcome, false, console);
+  EXPECT_THAT(out.str(), HasSubstr("MISMATCH"));
+  EXPECT_EQ(err.str(), "");
+}
+
+TEST(JobReportTest, MismatchWithoutAFileHasNoEmptyField) {
+  WatchOutcome outcome;
+  outcome.job = QuantizeJob(Job::SUCCEEDED);
+  outcome.job.add_mismatches()->set_what("the output holds no config.json");
+  EXPECT_THAT(FormatOutcome(outcome), HasSubstr("\n  the output holds no config.json\n"));
 }
 
 TEST(JobReportTest, MismatchesAreListedUpToALimit) {

@@ -4,7 +4,6 @@
 #include "client/commands/command.h"
 #include "client/job_options.h"
 #include "client/job_report.h"
-#include "client/json_output.h"
 #include "client/manifest_summary.h"
 #include "client/paths.h"
 #include "client/private_job.h"
@@ -41,13 +40,8 @@ class QuantizeCommand : public Command {
 
     QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker_, /*durable=*/true, console));
     const ExitCode code = outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
-    if (json()) {
-      console.out << ToJson(outcome.job);
-      return code;
-    }
-    if (outcome.interrupted) return code;
-    console.out << FormatOutcome(outcome);
-    if (code == ExitCode::kDone) {
+    ReportOutcome(outcome, json(), console);
+    if (code == ExitCode::kDone && !json()) {
       QUERN_ASSIGN_OR_RETURN(const ManifestSummary summary, ReadManifestSummary(spec.output(), kWorstModules));
       console.out << "\n" << FormatManifestSummary(summary);
     }

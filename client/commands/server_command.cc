@@ -80,11 +80,7 @@ absl::StatusOr<ExitCode> WatchAndReport(quern::v1::Jobs::Stub& jobs, const quern
   if (outcome.interrupted) {
     console.err << job.name() << " goes on; quern watch " << job.name() << " shows it again, quern cancel " << job.name() << " ends it\n";
   }
-  if (json) {
-    console.out << ToJson(outcome.job);
-  } else if (!outcome.interrupted) {
-    console.out << FormatOutcome(outcome);
-  }
+  ReportOutcome(outcome, json, console);
   return outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
 }
 

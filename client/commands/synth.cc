@@ -4,7 +4,6 @@
 #include "client/commands/command.h"
 #include "client/job_options.h"
 #include "client/job_report.h"
-#include "client/json_output.h"
 #include "client/paths.h"
 #include "client/private_job.h"
 
@@ -56,11 +55,7 @@ class SynthCommand : public Command {
     QUERN_ASSIGN_OR_RETURN(const uint64_t shard_size, ParseSizeOption("--max-shard-size", max_shard_size_));
     synthesize.set_max_shard_size(shard_size);
     QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker_, /*durable=*/true, console));
-    if (json()) {
-      console.out << ToJson(outcome.job);
-    } else if (!outcome.interrupted) {
-      console.out << FormatOutcome(outcome);
-    }
+    ReportOutcome(outcome, json(), console);
     return outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
   }
 

@@ -4,7 +4,6 @@
 #include "client/commands/command.h"
 #include "client/job_options.h"
 #include "client/job_report.h"
-#include "client/json_output.h"
 #include "client/paths.h"
 #include "client/private_job.h"
 
@@ -32,11 +31,7 @@ class VerifyCommand : public Command {
       QUERN_ASSIGN_OR_RETURN(*spec.mutable_verify()->mutable_against(), ResolveSource(against_, /*remote=*/false));
     }
     QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker_, /*durable=*/false, console));
-    if (json()) {
-      console.out << ToJson(outcome.job);
-    } else if (!outcome.interrupted) {
-      console.out << FormatOutcome(outcome);
-    }
+    ReportOutcome(outcome, json(), console);
     return outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
   }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
 #include "worker/pipeline/module_layout.h"
@@ -241,11 +242,12 @@ absl::Status StartCopy(TaskContext& context, const SourceHandle& file, const que
 }
 
 std::string Describe(const quern::v1::ModuleError& expected, const quern::v1::ModuleError& found) {
-  return absl::StrCat("decoded again, its errors differ from the manifest's: sum of squared errors ", found.sum_squared_error(),
-                      " instead of ", expected.sum_squared_error(), ", largest ", found.max_abs_error(), " instead of ",
-                      expected.max_abs_error(), ", sum of squares ", found.sum_squares(), " instead of ", expected.sum_squares(),
-                      ", elements ", found.count(), " instead of ", expected.count(), ", not finite ", found.nonfinite(), " instead of ",
-                      expected.nonfinite());
+  // 17 digits tell any two doubles apart.
+  return absl::StrFormat(
+      "decoded again, its errors differ from the manifest's: sum of squared errors %.17g instead of %.17g, largest %.17g instead of %.17g, "
+      "sum of squares %.17g instead of %.17g, elements %d instead of %d, not finite %d instead of %d",
+      found.sum_squared_error(), expected.sum_squared_error(), found.max_abs_error(), expected.max_abs_error(), found.sum_squares(),
+      expected.sum_squares(), found.count(), expected.count(), found.nonfinite(), expected.nonfinite());
 }
 
 absl::Status Compare(TaskContext& context, const SourceHandle& file, const quern::v1::CompareShard& work, quern::v1::TaskResult* result) {
