@@ -672,7 +672,7 @@ TEST_F(CoordinatorTest, ShutdownEndsStreamsAndLongPolls) {
 TEST(ListenAddress, OnlyUnixSocketsAndLoopback) {
   for (const char* good : {"unix:/run/q.sock", "127.0.0.1:7450", "localhost:0", "[::1]:7450"})
     EXPECT_THAT(CheckListenAddress(good), IsOk());
-  for (const char* bad : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "unix:q.sock", "127.evil.example:1", "7450"}) {
+  for (const char* bad : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "unix:q.sock", "127.evil.example:1", "7450", "127.0.0.1:99999", "127.0.0.1:http"}) {
     EXPECT_THAT(CheckListenAddress(bad), StatusIs(absl::StatusCode::kInvalidArgument)) << bad;
   }
   EXPECT_THAT(CheckListenAddress("0.0.0.0:7450"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without TLS")));

@@ -45,8 +45,8 @@ absl::Status CheckListenAddress(const std::string& address) {
   const size_t colon = address.rfind(':');
   const std::string host = colon == std::string::npos ? "" : address.substr(0, colon);
   uint32_t port = 0;
-  if (colon != std::string::npos && (!absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 1 || port > 65535)) {
-    return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": the port must be a number from 1 to 65535"));
+  if (colon != std::string::npos && (!absl::SimpleAtoi(address.substr(colon + 1), &port) || port > 65535)) {
+    return absl::InvalidArgumentError(absl::StrCat("--listen ", address, ": the port must be a number up to 65535"));
   }
   if (host == "localhost" || host == "[::1]" ||
       (absl::StartsWith(host, "127.") && host.find_first_not_of("0123456789.") == std::string::npos)) {
