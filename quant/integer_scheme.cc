@@ -87,11 +87,7 @@ absl::Status IntegerScheme::CheckWeight(DType dtype, Shape2D shape) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Region>> IntegerScheme::Regions(DType dtype, Shape2D shape, absl::string_view export_format) const {
-  if (export_format != "compressed-tensors") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scheme \"", spec_.ToString(), "\" has no export \"", export_format, "\", only \"compressed-tensors\""));
-  }
+absl::StatusOr<std::vector<Region>> IntegerScheme::Regions(DType dtype, Shape2D shape) const {
   QUERN_RETURN_IF_ERROR(CheckWeight(dtype, shape));
   const int64_t groups = shape.cols / GroupColumns(shape.cols);
   const auto dims = [](int64_t rows, int64_t cols) {
@@ -142,7 +138,7 @@ int64_t IntegerScheme::ColumnMultiple() const {
 }
 
 double IntegerScheme::EffectiveBits(DType dtype, Shape2D shape) const {
-  const absl::StatusOr<std::vector<Region>> regions = Regions(dtype, shape, "compressed-tensors");
+  const absl::StatusOr<std::vector<Region>> regions = Regions(dtype, shape);
   if (!regions.ok()) return 0;
   double bytes = 0;
   for (const Region& region : *regions) {

@@ -20,7 +20,7 @@ class IntegerScheme : public Scheme {
 
   const SchemeSpec& spec() const override { return spec_; }
   absl::Status CheckWeight(DType dtype, Shape2D shape) const override;
-  absl::StatusOr<std::vector<Region>> Regions(DType dtype, Shape2D shape, absl::string_view export_format) const override;
+  absl::StatusOr<std::vector<Region>> Regions(DType dtype, Shape2D shape) const override;
   int64_t ColumnMultiple() const override;
   double EffectiveBits(DType dtype, Shape2D shape) const override;
   bool NeedsStatistics(Shape2D weight, Shape2D tile) const override;

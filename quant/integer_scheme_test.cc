@@ -43,7 +43,7 @@ TEST(IntegerSchemeTest, OneObjectASpec) {
 
 TEST(IntegerSchemeTest, RegionsInFileOrder) {
   QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> regions,
-                             SchemeOf(3, 32, false).Regions(DType::kBF16, {70, 96}, "compressed-tensors"));
+                             SchemeOf(3, 32, false).Regions(DType::kBF16, {70, 96}));
   ASSERT_EQ(regions.size(), 4u);
   EXPECT_EQ(regions[0].suffix, "weight_packed");
   EXPECT_EQ(regions[0].dtype, DType::kI32);
@@ -66,13 +66,13 @@ TEST(IntegerSchemeTest, RegionsInFileOrder) {
 }
 
 TEST(IntegerSchemeTest, SymmetricHasNoZeroPointAndChannelOneScaleARow) {
-  QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> regions, SchemeOf(8, 0, true).Regions(DType::kF32, {4, 13}, "compressed-tensors"));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> regions, SchemeOf(8, 0, true).Regions(DType::kF32, {4, 13}));
   ASSERT_EQ(regions.size(), 3u);
   EXPECT_THAT(regions[0].shape, ElementsAre(4, 4));
   EXPECT_EQ(regions[1].dtype, DType::kF32);
   EXPECT_THAT(regions[1].shape, ElementsAre(4, 1));
   QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> asymmetric,
-                             SchemeOf(4, 0, false).Regions(DType::kF16, {9, 64}, "compressed-tensors"));
+                             SchemeOf(4, 0, false).Regions(DType::kF16, {9, 64}));
   EXPECT_THAT(asymmetric[2].shape, ElementsAre(2, 1));
   EXPECT_EQ(asymmetric[2].row_numerator, 1);
   EXPECT_EQ(asymmetric[2].row_denominator, 8);
@@ -88,8 +88,7 @@ TEST(IntegerSchemeTest, WeightsThatDoNotFitAreRefused) {
   EXPECT_THAT(scheme.CheckWeight(DType::kBF16, {4, 0}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no elements")));
   QUERN_EXPECT_OK(scheme.CheckWeight(DType::kF16, {1, 256}));
   QUERN_EXPECT_OK(SchemeOf(3, 0, false).CheckWeight(DType::kF32, {1, 7}));
-  EXPECT_THAT(scheme.Regions(DType::kBF16, {64, 128}, "modelopt"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("modelopt")));
-  EXPECT_THAT(scheme.Regions(DType::kBF16, {64, 192}, "compressed-tensors"),
+  EXPECT_THAT(scheme.Regions(DType::kBF16, {64, 192}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("192")));
 }
 

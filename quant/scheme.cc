@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -38,6 +39,10 @@ absl::StatusOr<const Scheme*> Scheme::For(const SchemeSpec& spec) {
   std::unique_ptr<const Scheme>& scheme = registry.schemes[spec.ToString()];
   if (scheme == nullptr) scheme = std::make_unique<IntegerScheme>(spec);
   return scheme.get();
+}
+
+absl::StatusOr<std::vector<std::string>> Scheme::ComputedRegions(DType, Shape2D, const Statistics*, const ModuleInputs&) const {
+  return std::vector<std::string>();
 }
 
 void Scheme::AddErrors(const Tile& source, const std::byte* decoded, int64_t decoded_row_stride, absl::Span<RowError> errors) {

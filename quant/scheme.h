@@ -1,8 +1,8 @@
 // The interface between the streaming pipeline and a number format.
 //
 // A weight [rows, cols] of dtype D is processed in tiles. A tile is either a band (a range of rows, full width, starting at a multiple of
-// 32 rows) or a segment (one row, a range of columns starting at a multiple of ColumnMultiple()). Segments of one row are given in
-// ascending order. Neither the bytes nor the error figures depend on the tiles.
+// RowMultiple() rows) or a segment (one row, a range of columns starting at a multiple of ColumnMultiple()). Segments of one row are given
+// in ascending order. Neither the bytes nor the error figures depend on the tiles.
 //
 // Passes: where NeedsStatistics(tile shape) is true, every tile first goes through Observe into a Statistics, which is merged over tiles,
 // threads and the other weights of a fused set; then every tile goes through Encode with the result. Else Encode alone.
@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ struct Region {
   DType dtype;
   std::vector<uint64_t> shape;
   std::string constant;  // bytes known from the shape alone (weight_shape), else empty
+  // Bytes known once the statistics pass has ended (scales of a whole tensor or set): see Scheme::ComputedRegions. Such a region has no
+  // rows.
+  bool computed = false;
   // The region's bytes as rows, and how many of the weight's rows share one (32 / gcd for packed zero points: row r of the weight touches
   // region rows [r*num/den, ceil((r+1)*num/den))).
   int64_t bytes_per_row = 0;
@@ -65,10 +69,11 @@ struct RegionBuffer {
   int64_t row_stride = 0;  // bytes between region rows
 };
 
-// Optional inputs of a module: a scalar such as an activation's amax, and one value per input channel such as E[x^2].
+// Optional inputs of a module: the largest magnitude of its input activations, and E[x^2] for each of the weight's columns (all of them,
+// whatever the tile).
 struct ModuleInputs {
-  absl::Span<const float> scalar;
-  absl::Span<const float> per_channel;
+  std::optional<float> activation_amax;
+  absl::Span<const float> importance;
 };
 
 // What Observe gathers over tiles of one weight or of a fused set. Merging is associative and commutative.
@@ -91,27 +96,38 @@ class Scheme {
   // Whether a weight of this shape and dtype can be quantized: INVALID_ARGUMENT says why not ("64 columns are no multiple of the group size
   // 128").
   virtual absl::Status CheckWeight(DType dtype, Shape2D shape) const = 0;
-  // The tensors stored, in file order, for an export format ("compressed-tensors").
-  virtual absl::StatusOr<std::vector<Region>> Regions(DType dtype, Shape2D shape, absl::string_view export_format) const = 0;
-  // Segments begin at multiples of this many columns.
+  // The tensors stored, in file order.
+  virtual absl::StatusOr<std::vector<Region>> Regions(DType dtype, Shape2D shape) const = 0;
+  // Segments begin at multiples of this many columns, bands at multiples of this many rows (a multiple of 32).
   virtual int64_t ColumnMultiple() const = 0;
+  virtual int64_t RowMultiple() const { return 32; }
   // Bits that the format stores for each weight, scales counted.
   virtual double EffectiveBits(DType dtype, Shape2D shape) const = 0;
 
-  // Whether tiles of this form need the statistics pass (channel scales over segments; a scale over a whole set).
+  // Whether one scale is shared by all weights of a fused set (NVFP4's global scale), so that statistics are those of the set.
+  virtual bool SharesSetScale() const { return false; }
+  // Whether ModuleInputs::importance, ModuleInputs::activation_amax are needed.
+  virtual bool NeedsImportance() const { return false; }
+  virtual bool NeedsActivationAmax() const { return false; }
+  // Whether tiles of this form need the statistics pass (channel scales over segments; a scale over a whole tensor or set).
   virtual bool NeedsStatistics(Shape2D weight, Shape2D tile) const = 0;
   virtual std::unique_ptr<Statistics> NewStatistics(Shape2D weight) const = 0;
   virtual absl::Status Observe(const Tile& tile, const ModuleInputs& inputs, Statistics& statistics) const = 0;
 
-  // Encodes a tile into its regions (constant regions have no buffer: their entry is ignored) and adds each row's error to `errors`, one
-  // accumulator a row of the tile. `statistics` is null where NeedsStatistics is false. A NaN or Inf is INVALID_ARGUMENT naming row and
-  // column with kFail; with kClamp NaN becomes 0 and Inf half the largest finite value, and the row's error counts them. Thread-safe for
-  // disjoint rows, except that bands must not share a row of an accumulating region (multiples of 32 rows never do).
+  // Bytes of each region with `computed`, in their order. `statistics` is null where there are none.
+  virtual absl::StatusOr<std::vector<std::string>> ComputedRegions(DType dtype, Shape2D shape, const Statistics* statistics,
+                                                                   const ModuleInputs& inputs) const;
+
+  // Encodes a tile into its regions (constant and computed ones have no buffer: their entry is ignored) and adds each row's error to
+  // `errors`, one accumulator a row of the tile. `statistics` is null where NeedsStatistics is false. A NaN or Inf is INVALID_ARGUMENT
+  // naming row and column with kFail; with kClamp NaN becomes 0 and Inf half the largest finite value, and the row's error counts them.
+  // Thread-safe for disjoint rows, except that bands must not share a row of an accumulating region (multiples of RowMultiple() rows never
+  // do).
   virtual absl::Status Encode(const Tile& tile, const ModuleInputs& inputs, const Statistics* statistics, NonfinitePolicy nonfinite,
                               absl::Span<const RegionBuffer> regions, absl::Span<RowError> errors) const = 0;
 
   // The inverse: fills the rows and columns of `tile` (dtype D; `data` is written through `out`) from the regions, as the format's own
-  // library decompresses, rounded to D.
+  // library decompresses, rounded to D. Computed regions are given whole, constant ones are ignored.
   virtual absl::Status Decode(const Tile& tile, absl::Span<const RegionBuffer> regions, std::byte* out) const = 0;
 
   // Adds the error between a source tile and decoded values laid out alike, in the same order of sums as Encode.

@@ -22,14 +22,35 @@ struct Named {
   const char* name;
 };
 
-constexpr Named<NumberType> kTypes[] = {{NumberType::kInt, "int"}, {NumberType::kFloat, "float"}};
+constexpr Named<NumberType> kTypes[] = {{NumberType::kInt, "int"}, {NumberType::kFloat, "float"}, {NumberType::kPlain, "plain"}};
 constexpr Named<Strategy> kStrategies[] = {{Strategy::kTensor, "tensor"},
                                            {Strategy::kChannel, "channel"},
                                            {Strategy::kGroup, "group"},
                                            {Strategy::kBlock, "block"},
                                            {Strategy::kTensorGroup, "tensor_group"}};
-constexpr Named<Observer> kObservers[] = {{Observer::kMinMax, "minmax"}, {Observer::kMse, "mse"}, {Observer::kImportance, "importance"}};
+constexpr Named<Observer> kObservers[] = {
+    {Observer::kMinMax, "minmax"}, {Observer::kMse, "mse"}, {Observer::kImportance, "importance"}, {Observer::kSweep, "sweep"}};
 constexpr Named<Numerics> kNumerics[] = {{Numerics::kReference, "reference"}, {Numerics::kPrecise, "precise"}};
+
+constexpr Named<ScaleType> kScaleTypes[] = {{ScaleType::kWeight, "weight"},
+                                            {ScaleType::kF32, "f32"},
+                                            {ScaleType::kBf16, "bf16"},
+                                            {ScaleType::kE4m3, "e4m3"},
+                                            {ScaleType::kE8m0, "e8m0"}};
+constexpr Named<Activations> kActivations[] = {{Activations::kNone, "none"},
+                                               {Activations::kInt4Token, "int4_token"},
+                                               {Activations::kInt8Token, "int8_token"},
+                                               {Activations::kFp8Token, "fp8_token"},
+                                               {Activations::kFp8Group128, "fp8_group128"},
+                                               {Activations::kFp8Static, "fp8_static"},
+                                               {Activations::kNvfp4Static, "nvfp4_static"},
+                                               {Activations::kMxfp4, "mxfp4"},
+                                               {Activations::kMxfp8, "mxfp8"}};
+constexpr Named<Convention> kConventions[] = {{Convention::kCompressedTensors, "compressed-tensors"}, {Convention::kModelOpt, "modelopt"}};
+
+bool HasGroupSize(Strategy strategy) {
+  return strategy == Strategy::kGroup || strategy == Strategy::kTensorGroup || strategy == Strategy::kBlock;
+}
 
 template <class E, size_t n>
 absl::string_view NameOf(const Named<E> (&table)[n], E value) {
@@ -53,9 +74,13 @@ bool Lookup(const Named<E> (&table)[n], absl::string_view name, E* value) {
 }  // namespace
 
 std::string SchemeSpec::ToString() const {
-  return absl::StrCat(NameOf(kTypes, type), num_bits, " ", NameOf(kStrategies, strategy),
-                      strategy == Strategy::kGroup ? absl::StrCat("=", group_size) : "", symmetric ? " symmetric" : " asymmetric",
-                      " observer=", NameOf(kObservers, observer), " numerics=", NameOf(kNumerics, numerics));
+  std::string text = absl::StrCat(NameOf(kTypes, type), num_bits, " ", NameOf(kStrategies, strategy),
+                                  HasGroupSize(strategy) ? absl::StrCat("=", group_size) : "", symmetric ? " symmetric" : " asymmetric",
+                                  " observer=", NameOf(kObservers, observer), " numerics=", NameOf(kNumerics, numerics));
+  if (scale != ScaleType::kWeight) absl::StrAppend(&text, " scale=", NameOf(kScaleTypes, scale));
+  if (activations != Activations::kNone) absl::StrAppend(&text, " activations=", NameOf(kActivations, activations));
+  if (convention != Convention::kCompressedTensors) absl::StrAppend(&text, " convention=", NameOf(kConventions, convention));
+  return text;
 }
 
 absl::StatusOr<SchemeSpec> SchemeSpec::Parse(absl::string_view text) {
@@ -64,17 +89,17 @@ absl::StatusOr<SchemeSpec> SchemeSpec::Parse(absl::string_view text) {
         "scheme \"", text, "\": ", why, "; expected for example \"int4 group=32 asymmetric observer=minmax numerics=reference\""));
   };
   const std::vector<std::string> words = absl::StrSplit(text, ' ');
-  if (words.size() != 5) return invalid("five words expected");
+  if (words.size() < 5 || words.size() > 8) return invalid("five to eight words expected");
   SchemeSpec spec;
   const size_t digits = words[0].find_first_of("0123456789");
   if (digits == std::string::npos || !Lookup(kTypes, absl::string_view(words[0]).substr(0, digits), &spec.type) ||
-      !absl::SimpleAtoi(absl::string_view(words[0]).substr(digits), &spec.num_bits) || spec.num_bits < 1 || spec.num_bits > 16) {
+      !absl::SimpleAtoi(absl::string_view(words[0]).substr(digits), &spec.num_bits) || spec.num_bits < 1 || spec.num_bits > 32) {
     return invalid(absl::StrCat("\"", words[0], "\" is no number type"));
   }
   const std::pair<absl::string_view, absl::string_view> strategy = absl::StrSplit(words[1], absl::MaxSplits('=', 1));
   if (!Lookup(kStrategies, strategy.first, &spec.strategy)) return invalid(absl::StrCat("\"", words[1], "\" is no strategy"));
   spec.group_size = 0;
-  if (spec.strategy == Strategy::kGroup && (!absl::SimpleAtoi(strategy.second, &spec.group_size) || spec.group_size < 1)) {
+  if (HasGroupSize(spec.strategy) && (!absl::SimpleAtoi(strategy.second, &spec.group_size) || spec.group_size < 1)) {
     return invalid(absl::StrCat("\"", words[1], "\" has no group size"));
   }
   if (words[2] != "symmetric" && words[2] != "asymmetric")
@@ -87,32 +112,104 @@ absl::StatusOr<SchemeSpec> SchemeSpec::Parse(absl::string_view text) {
   if (!absl::ConsumePrefix(&numerics, "numerics=") || !Lookup(kNumerics, numerics, &spec.numerics)) {
     return invalid(absl::StrCat("\"", words[4], "\" is no numerics mode"));
   }
+  for (size_t i = 5; i < words.size(); ++i) {
+    absl::string_view value = words[i];
+    const bool known = (absl::ConsumePrefix(&value, "scale=") && Lookup(kScaleTypes, value, &spec.scale)) ||
+                       (absl::ConsumePrefix(&value, "activations=") && Lookup(kActivations, value, &spec.activations)) ||
+                       (absl::ConsumePrefix(&value, "convention=") && Lookup(kConventions, value, &spec.convention));
+    if (!known) return invalid(absl::StrCat("\"", words[i], "\" is no property of a scheme"));
+  }
   // One text a spec: spellings such as "int04" or "channel=7" are refused.
   if (spec.ToString() != text) return invalid(absl::StrCat("not canonical, write \"", spec.ToString(), "\""));
   return spec;
 }
 
+namespace {
+
+SchemeSpec IntegerPreset(int bits, Strategy strategy, bool symmetric, Activations activations) {
+  SchemeSpec spec;
+  spec.num_bits = bits;
+  spec.strategy = strategy;
+  spec.group_size = strategy == Strategy::kGroup ? 128 : 0;
+  spec.symmetric = symmetric;
+  spec.activations = activations;
+  return spec;
+}
+
+SchemeSpec FloatPreset(int bits, Strategy strategy, int64_t group_size, ScaleType scale, Activations activations) {
+  SchemeSpec spec;
+  spec.num_bits = bits;
+  spec.type = NumberType::kFloat;
+  spec.strategy = strategy;
+  spec.group_size = group_size;
+  spec.scale = scale;
+  spec.activations = activations;
+  return spec;
+}
+
+const std::vector<std::pair<std::string, SchemeSpec>>& Presets() {
+  static const auto* const presets = [] {
+    auto* all = new std::vector<std::pair<std::string, SchemeSpec>>();
+    for (int bits = 2; bits <= 8; ++bits) {
+      all->emplace_back(absl::StrCat("W", bits, "A16"), IntegerPreset(bits, Strategy::kGroup, true, Activations::kNone));
+      all->emplace_back(absl::StrCat("W", bits, "A16_ASYM"), IntegerPreset(bits, Strategy::kGroup, false, Activations::kNone));
+      if (bits < 8) all->emplace_back(absl::StrCat("W", bits, "A8"), IntegerPreset(bits, Strategy::kGroup, true, Activations::kInt8Token));
+    }
+    all->emplace_back("W8A8", IntegerPreset(8, Strategy::kChannel, true, Activations::kInt8Token));
+    all->emplace_back("W4AFP8", IntegerPreset(4, Strategy::kGroup, true, Activations::kFp8Token));
+    all->emplace_back("FP8", FloatPreset(8, Strategy::kTensor, 0, ScaleType::kWeight, Activations::kFp8Static));
+    all->emplace_back("FP8_DYNAMIC", FloatPreset(8, Strategy::kChannel, 0, ScaleType::kWeight, Activations::kFp8Token));
+    all->emplace_back("FP8_BLOCK", FloatPreset(8, Strategy::kBlock, 128, ScaleType::kWeight, Activations::kFp8Group128));
+    // Weights only.
+    all->emplace_back("FP8A16", FloatPreset(8, Strategy::kChannel, 0, ScaleType::kWeight, Activations::kNone));
+    all->emplace_back("NVFP4", FloatPreset(4, Strategy::kTensorGroup, 16, ScaleType::kE4m3, Activations::kNvfp4Static));
+    all->emplace_back("NVFP4A16", FloatPreset(4, Strategy::kTensorGroup, 16, ScaleType::kE4m3, Activations::kNone));
+    all->emplace_back("MXFP4", FloatPreset(4, Strategy::kGroup, 32, ScaleType::kE8m0, Activations::kMxfp4));
+    all->emplace_back("MXFP4A16", FloatPreset(4, Strategy::kGroup, 32, ScaleType::kE8m0, Activations::kNone));
+    all->emplace_back("MXFP8", FloatPreset(8, Strategy::kGroup, 32, ScaleType::kE8m0, Activations::kMxfp8));
+    all->emplace_back("MXFP8A16", FloatPreset(8, Strategy::kGroup, 32, ScaleType::kE8m0, Activations::kNone));
+    return all;
+  }();
+  return *presets;
+}
+
+}  // namespace
+
 std::vector<std::string> PresetNames() {
   std::vector<std::string> names;
-  for (int bits = 2; bits <= 8; ++bits) {
-    names.push_back(absl::StrCat("W", bits, "A16"));
-    names.push_back(absl::StrCat("W", bits, "A16_ASYM"));
-  }
+  for (const auto& [name, spec] : Presets()) names.push_back(name);
   return names;
 }
 
 absl::StatusOr<SchemeSpec> PresetScheme(absl::string_view name) {
-  const std::vector<std::string> names = PresetNames();
   const std::string upper = absl::AsciiStrToUpper(name);
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (names[i] != upper) continue;
-    SchemeSpec spec;
-    spec.num_bits = 2 + static_cast<int>(i / 2);
-    spec.symmetric = i % 2 == 0;
-    spec.group_size = 128;
-    return spec;
+  for (const auto& [known, spec] : Presets()) {
+    if (known == upper) return spec;
   }
-  return absl::InvalidArgumentError(absl::StrCat("unknown scheme \"", name, "\"; known are ", absl::StrJoin(names, ", ")));
+  return absl::InvalidArgumentError(absl::StrCat("unknown scheme \"", name, "\"; known are ", absl::StrJoin(PresetNames(), ", ")));
+}
+
+absl::string_view FormatName(const SchemeSpec& spec) {
+  if (spec.type == NumberType::kPlain) return "dense";
+  if (spec.type == NumberType::kInt) return spec.activations == Activations::kNone ? "pack-quantized" : "int-quantized";
+  if (spec.scale == ScaleType::kE8m0) return spec.num_bits == 4 ? "mxfp4-pack-quantized" : "mxfp8-quantized";
+  if (spec.num_bits == 4) return "nvfp4-pack-quantized";
+  return spec.activations == Activations::kNone ? "naive-quantized" : "float-quantized";
+}
+
+absl::StatusOr<SchemeSpec> ToModelOpt(const SchemeSpec& spec) {
+  SchemeSpec result = spec;
+  result.convention = Convention::kModelOpt;
+  const bool fp8 = spec.type == NumberType::kFloat && spec.num_bits == 8 && spec.scale == ScaleType::kWeight;
+  const bool nvfp4 = spec.type == NumberType::kFloat && spec.num_bits == 4 && spec.strategy == Strategy::kTensorGroup;
+  if (fp8 && ((spec.strategy == Strategy::kChannel && spec.activations == Activations::kFp8Token) ||
+              (spec.strategy == Strategy::kTensor && spec.activations == Activations::kFp8Static))) {
+    result.scale = ScaleType::kF32;
+    return result;
+  }
+  if (nvfp4) return result;
+  return absl::InvalidArgumentError(
+      absl::StrCat("scheme \"", spec.ToString(), "\" has no form in ModelOpt's format; it has FP8_DYNAMIC, FP8, NVFP4A16 and NVFP4"));
 }
 
 absl::Status CheckSupported(const SchemeSpec& spec) {
@@ -126,6 +223,9 @@ absl::Status CheckSupported(const SchemeSpec& spec) {
     return unsupported(absl::StrCat("a group has 1 to ", kLargestGroup, " columns"));
   }
   if (spec.strategy == Strategy::kChannel && spec.group_size != 0) return unsupported("channel has no group size");
+  if (spec.activations != Activations::kNone || spec.scale != ScaleType::kWeight || spec.convention != Convention::kCompressedTensors) {
+    return unsupported("weights only, with scales of their own dtype, in the convention of compressed-tensors");
+  }
   if (spec.observer != Observer::kMinMax) return unsupported("the only observer is minmax");
   return absl::OkStatus();
 }

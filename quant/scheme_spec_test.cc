@@ -8,6 +8,7 @@
 namespace quern::quant {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -34,7 +35,7 @@ TEST(SchemeSpecTest, TextOfEverySpecParsesBack) {
             spec.num_bits = 5;
             spec.type = type;
             spec.strategy = strategy;
-            spec.group_size = strategy == Strategy::kGroup ? 64 : 0;
+            spec.group_size = strategy == Strategy::kTensor || strategy == Strategy::kChannel ? 0 : 64;
             spec.symmetric = symmetric;
             spec.observer = observer;
             spec.numerics = numerics;
@@ -66,10 +67,28 @@ TEST(SchemeSpecTest, PresetsAreFoundInAnyCase) {
   EXPECT_EQ(spec.ToString(), "int8 group=128 symmetric observer=minmax numerics=reference");
   for (const std::string& name : PresetNames()) {
     QUERN_ASSERT_OK_AND_ASSIGN(spec, PresetScheme(name));
-    QUERN_EXPECT_OK(CheckSupported(spec)) << name;
+    EXPECT_THAT(SchemeSpec::Parse(spec.ToString()), IsOkAndHolds(spec)) << name;
   }
-  EXPECT_EQ(PresetNames().size(), 14u);
+  EXPECT_THAT(PresetNames(), Contains("NVFP4A16"));
   EXPECT_THAT(PresetScheme("W4"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("W4A16, W4A16_ASYM")));
+}
+
+TEST(SchemeSpecTest, FormatsHaveCompressedTensorsNames) {
+  const auto format = [](absl::string_view preset) { return std::string(FormatName(*PresetScheme(preset))); };
+  EXPECT_EQ(format("W4A16"), "pack-quantized");
+  EXPECT_EQ(format("W8A8"), "int-quantized");
+  EXPECT_EQ(format("FP8_DYNAMIC"), "float-quantized");
+  EXPECT_EQ(format("FP8A16"), "naive-quantized");
+  EXPECT_EQ(format("NVFP4A16"), "nvfp4-pack-quantized");
+  EXPECT_EQ(format("MXFP4"), "mxfp4-pack-quantized");
+  EXPECT_EQ(format("MXFP8"), "mxfp8-quantized");
+}
+
+TEST(SchemeSpecTest, OnlySomeSchemesExistInModelOpt) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const SchemeSpec spec, ToModelOpt(*PresetScheme("FP8_DYNAMIC")));
+  EXPECT_EQ(spec.ToString(),
+            "float8 channel symmetric observer=minmax numerics=reference scale=f32 activations=fp8_token convention=modelopt");
+  EXPECT_THAT(ToModelOpt(*PresetScheme("W4A16")), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("NVFP4A16")));
 }
 
 TEST(SchemeSpecTest, UnsupportedSpecsSayWhy) {
@@ -79,6 +98,8 @@ TEST(SchemeSpecTest, UnsupportedSpecsSayWhy) {
     return CheckSupported(spec);
   };
   EXPECT_THAT(why([](SchemeSpec& s) { s.type = NumberType::kFloat; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("integer")));
+  EXPECT_THAT(why([](SchemeSpec& s) { s.activations = Activations::kInt8Token; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weights only")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.num_bits = 1; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 to 8 bits")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.num_bits = 9; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 to 8 bits")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.strategy = Strategy::kBlock; }),

@@ -77,7 +77,7 @@ std::vector<RegionBuffer> BuffersOf(EncodedWeight& encoded) {
 absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeight& weight, const Tiling& tiling,
                                            NonfinitePolicy nonfinite) {
   EncodedWeight encoded;
-  QUERN_ASSIGN_OR_RETURN(encoded.regions, scheme.Regions(weight.dtype, weight.shape, "compressed-tensors"));
+  QUERN_ASSIGN_OR_RETURN(encoded.regions, scheme.Regions(weight.dtype, weight.shape));
   for (const Region& region : encoded.regions) {
     encoded.data.push_back(region.constant);
     // What accumulates begins as zeros; garbage elsewhere shows bytes that nobody writes.

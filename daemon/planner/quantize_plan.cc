@@ -44,15 +44,13 @@ struct StoredForm {
 
 class StoredForms {
  public:
-  explicit StoredForms(std::string export_format) : export_format_(std::move(export_format)) {}
-
   absl::StatusOr<const StoredForm*> Get(const quant::Scheme* scheme, const TensorInfo& info) {
     const auto key = std::make_tuple(scheme, info.dtype, info.shape[0], info.shape[1]);
     const auto found = forms_.find(key);
     if (found != forms_.end()) return &found->second;
     const quant::Shape2D shape{static_cast<int64_t>(info.shape[0]), static_cast<int64_t>(info.shape[1])};
     StoredForm form;
-    QUERN_ASSIGN_OR_RETURN(form.regions, scheme->Regions(info.dtype, shape, export_format_));
+    QUERN_ASSIGN_OR_RETURN(form.regions, scheme->Regions(info.dtype, shape));
     for (const quant::Region& region : form.regions) form.region_bytes.push_back(TensorBytes(region.dtype, region.shape));
     form.bits = scheme->EffectiveBits(info.dtype, shape);
     form.two_passes = scheme->NeedsStatistics(shape, {std::min<int64_t>(shape.rows, 32), shape.cols});
@@ -60,7 +58,6 @@ class StoredForms {
   }
 
  private:
-  std::string export_format_;
   std::map<std::tuple<const quant::Scheme*, DType, uint64_t, uint64_t>, StoredForm> forms_;
 };
 
@@ -71,7 +68,7 @@ struct Bits {
 
 class QuantizePlanner {
  public:
-  QuantizePlanner(QuantizeInputs inputs, Plan& plan) : inputs_(std::move(inputs)), plan_(plan), forms_(inputs_.export_format) {}
+  QuantizePlanner(QuantizeInputs inputs, Plan& plan) : inputs_(std::move(inputs)), plan_(plan) {}
 
   absl::Status Run(uint64_t memory) {
     QUERN_ASSIGN_OR_RETURN(selection_, SelectModules(checkpoint(), inputs_.recipe));
@@ -180,7 +177,6 @@ class QuantizePlanner {
     unit.set_module(module.identity.module);
     *unit.mutable_weight() = sources.Matrix(checkpoint().tensors()[*module.matrix]);
     unit.set_scheme(SchemeText(module.scheme));
-    unit.set_export_format(inputs_.export_format);
     for (size_t r = 0; r < form->regions.size(); ++r) {
       const quant::Region& region = form->regions[r];
       writer.Place({absl::StrCat(module.identity.module, ".", region.suffix), region.dtype, region.shape, form->region_bytes[r]},

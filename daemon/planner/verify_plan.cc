@@ -220,7 +220,7 @@ class VerifyPlanner {
     if (module.source_shape.size() != 2)
       return absl::InvalidArgumentError(absl::StrCat("its source shape is ", ShapeText(module.source_shape)));
     result.shape = {static_cast<int64_t>(module.source_shape[0]), static_cast<int64_t>(module.source_shape[1])};
-    QUERN_ASSIGN_OR_RETURN(result.regions, result.scheme->Regions(result.dtype, result.shape, manifest_->export_format));
+    QUERN_ASSIGN_OR_RETURN(result.regions, result.scheme->Regions(result.dtype, result.shape));
     return result;
   }
 
@@ -398,7 +398,6 @@ class VerifyPlanner {
     unit.set_module(module.module);
     *unit.mutable_weight() = sources.Matrix(*weight);
     unit.set_scheme(module.scheme);
-    unit.set_export_format(manifest_->export_format);
     unit.set_nonfinite(module.error.nonfinite() > 0 ? "clamp" : "fail");
     unit.set_reason(module.reason);
     unit.set_role(module.role);

@@ -79,11 +79,11 @@ absl::StatusOr<ModuleLayout> ModuleLayout::For(const quern::v1::QuantizeUnit& un
   } else if (unit.nonfinite() != "fail" && !unit.nonfinite().empty()) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": unknown policy \"", unit.nonfinite(), "\" for NaN and Inf"));
   }
-  QUERN_ASSIGN_OR_RETURN(std::vector<quant::Region> regions, scheme.Regions(dtype, shape, unit.export_format()));
+  QUERN_ASSIGN_OR_RETURN(std::vector<quant::Region> regions, scheme.Regions(dtype, shape));
   // How a region's row grows with the weight's columns shows in the regions of narrower weights.
   const int64_t multiple = scheme.ColumnMultiple();
-  QUERN_ASSIGN_OR_RETURN(const std::vector<quant::Region> one, scheme.Regions(dtype, {shape.rows, multiple}, unit.export_format()));
-  QUERN_ASSIGN_OR_RETURN(const std::vector<quant::Region> two, scheme.Regions(dtype, {shape.rows, 2 * multiple}, unit.export_format()));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<quant::Region> one, scheme.Regions(dtype, {shape.rows, multiple}));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<quant::Region> two, scheme.Regions(dtype, {shape.rows, 2 * multiple}));
   if (static_cast<size_t>(unit.outputs_size()) != regions.size() || one.size() != regions.size() || two.size() != regions.size()) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": the plan has ", unit.outputs_size(), " tensors, the scheme ", regions.size()));
   }

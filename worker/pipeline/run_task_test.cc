@@ -94,7 +94,6 @@ class ShardTask {
     unit->set_module(module);
     *unit->mutable_weight() = View(module + ".weight", dtype, offset, rows, cols, row_stride, element);
     unit->set_scheme(scheme_text);
-    unit->set_export_format("compressed-tensors");
     unit->set_nonfinite(nonfinite);
 
     // The reference: the whole weight as one tile.
@@ -105,7 +104,7 @@ class ShardTask {
       digests.push_back(Xxh3Of(source_.data() + offset + row * row_stride, cols * element));
     }
     AddDigest(module + ".weight", digests);
-    const std::vector<quant::Region> regions = scheme.Regions(type, {rows, cols}, "compressed-tensors").value();
+    const std::vector<quant::Region> regions = scheme.Regions(type, {rows, cols}).value();
     std::vector<quant::RegionBuffer> buffers;
     std::vector<std::string> bytes(regions.size());
     for (size_t i = 0; i < regions.size(); ++i) {
