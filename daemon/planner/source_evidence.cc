@@ -98,8 +98,11 @@ absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec,
     return absl::InvalidArgumentError(absl::StrCat("unknown export format \"", export_format, "\"; known: ", kCompressedTensors));
   }
   // The recipe first: a mistake in it is told without reading a file.
-  const RecipeShorthands shorthands{
-      spec.scheme(), spec.group_size(), {spec.targets().begin(), spec.targets().end()}, {spec.ignore().begin(), spec.ignore().end()}};
+  const RecipeShorthands shorthands{.scheme = spec.scheme(),
+                                    .group_size = spec.group_size(),
+                                    .observer = spec.observer(),
+                                    .targets = {spec.targets().begin(), spec.targets().end()},
+                                    .ignore = {spec.ignore().begin(), spec.ignore().end()}};
   QUERN_ASSIGN_OR_RETURN(Recipe recipe, ParseRecipe(spec.recipe(), shorthands));
   QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(spec.source()));
   QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(directory));
