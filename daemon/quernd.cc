@@ -1,9 +1,11 @@
 // The coordinator: plans jobs, keeps their queue, publishes their results.
+#include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,7 +34,7 @@ struct Flags {
   std::vector<std::string> allow_roots;
   bool in_memory = false;
   bool is_private = false;
-  int parent_fd = -1;
+  std::optional<int> parent_fd;
 };
 
 std::string HostName() {
@@ -78,7 +80,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> coordinator, Coordinator::Start(std::move(options)));
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Server> server, Server::Start(coordinator.get(), flags.listen));
   // Only now: before, there is nothing to stop cleanly.
-  WatchParent(flags.parent_fd, [] {
+  WatchParent(flags.parent_fd.value_or(-1), [] {
     if (kill(getpid(), SIGTERM) != 0) _exit(kExitFailed);
   });
   for (const std::string& address : flags.listen) spdlog::info("listening on {}", address);
@@ -108,6 +110,10 @@ int Main(int argc, char** argv) {
   }
   if (flags.in_memory == !flags.state_dir.empty()) {
     fprintf(stderr, "quernd: give either --state-dir DIR or --in-memory\n");
+    return kExitUsage;
+  }
+  if (flags.parent_fd.has_value() && fcntl(*flags.parent_fd, F_GETFD) < 0) {
+    fprintf(stderr, "quernd: --parent-fd %d: this process has no such open file\n", *flags.parent_fd);
     return kExitUsage;
   }
   for (const std::string& address : flags.listen) {
