@@ -33,7 +33,22 @@ std::string IdentityDifference(const quern::v1::PlanSummary& stored, const quern
 std::vector<quern::v1::Mismatch> SourceDigestMismatches(const Manifest& manifest, const quern::v1::TaskSpec& task,
                                                         const quern::v1::TaskResult& result);
 
-// Fate of every source tensor of the plan, in the order of tasks, dropped ones last.
+// Goes through the fates of all source tensors of a plan, in the order of tasks, dropped ones last.
+class FateReader {
+ public:
+  // The plan outlives the reader.
+  explicit FateReader(const Plan* plan) : plan_(plan) {}
+  // Fills `fate` with the next one; false when there is none.
+  bool Next(quern::v1::TensorFate* fate);
+
+ private:
+  const Plan* const plan_;
+  size_t task_ = 0;
+  int unit_ = 0;
+  int dropped_ = 0;
+};
+
+// All of them.
 std::vector<quern::v1::TensorFate> TensorFates(const Plan& plan);
 
 // quern inspect.
