@@ -19,6 +19,7 @@
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/coordinator.h"
 #include "daemon/rpc/server.h"
+#include "grpc/grpc.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
@@ -83,7 +84,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   WatchParent(flags.parent_fd.value_or(-1), [] {
     if (kill(getpid(), SIGTERM) != 0) _exit(kExitFailed);
   });
-  for (const std::string& address : flags.listen) spdlog::info("listening on {}", address);
+  for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   WaitForSignal(signals);
   server->Shutdown();
   server.reset();
@@ -96,6 +97,7 @@ int Main(int argc, char** argv) {
   app.footer(
       "Example:\n  quernd --state-dir /var/lib/quern --listen unix:/run/quern/quern.sock --listen 127.0.0.1:7450 --allow-root "
       "/data/models\n");
+  app.set_version_flag("--version", absl::StrCat("quernd ", QUERN_VERSION));
   Flags flags;
   app.add_option("--state-dir", flags.state_dir, "Directory of the job store; made if absent");
   app.add_option("--listen", flags.listen, "unix:/path or a loopback host:port; may be repeated")->required();
@@ -122,6 +124,8 @@ int Main(int argc, char** argv) {
       return kExitUsage;
     }
   }
+  // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
+  grpc_init();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("quernd"));
   spdlog::set_level(flags.is_private ? spdlog::level::warn : spdlog::level::info);
   // Plans are large and short-lived: with an arena for each thread they would stay.

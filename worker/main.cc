@@ -1,5 +1,6 @@
 // quern-worker: joins a coordinator and quantizes for it. The same program is supervisor and, with --executor, its child.
 #include <fcntl.h>
+#include <grpc/grpc.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -273,6 +274,7 @@ int Main(int argc, char** argv) {
   SetUpLog();
   Flags flags;
   CLI::App app("Joins a coordinator (quernd) and does its tasks: reads weights, quantizes them, writes shards.", "quern-worker");
+  app.set_version_flag("--version", absl::StrCat("quern-worker ", QUERN_VERSION));
   app.footer(
       "Memory: the buffer pool has --memory bytes; the whole worker stays within 100 MiB more.\n"
       "Signals: SIGTERM finishes what runs, then leaves; SIGINT or a second SIGTERM stops at once.\n"
@@ -310,6 +312,8 @@ int Main(int argc, char** argv) {
     std::cerr << "quern-worker: " << settings.status().message() << "\nRun quern-worker --help for usage.\n";
     return kUsage;
   }
+  // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
+  grpc_init();
   SignalThread::BlockSignals();
   // The executor ends with its channel.
   WatchParent(flags.parent_fd.value_or(-1), [] { _exit(kDone); });
