@@ -16,6 +16,8 @@
 #include "base/task_memory.h"
 #include "daemon/planner/disk_estimate.h"
 #include "daemon/planner/emitted_config.h"
+#include "daemon/planner/loader_notes.h"
+#include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/module_names.h"
 #include "daemon/planner/plans.h"
 #include "daemon/planner/selection.h"
@@ -78,6 +80,11 @@ class QuantizePlanner {
     plan_.tasks.reserve(shards.size());
     for (size_t i = 0; i < shards.size(); ++i) {
       QUERN_RETURN_IF_ERROR(Annotate(MakeTask(shards[i], ShardName(i, shards.size())), ShardName(i, shards.size())));
+    }
+    if (!without_inputs_.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(without_inputs_.size(),
+                                                     " modules have no entry in the file of --activation-scales or --importance:\n  ",
+                                                     absl::StrJoin(SummarizeNames(without_inputs_), "\n  ")));
     }
     QUERN_RETURN_IF_ERROR(EmitConfig());
     return Summarize(memory);
@@ -151,7 +158,7 @@ class QuantizePlanner {
         const SelectedModule& module = selection_.modules[m];
         for (size_t tensor : module.tensors) {
           if (module.scheme != nullptr && tensor == module.matrix) {
-            QUERN_RETURN_IF_ERROR(AddQuantized(module, sources, writer, to_read));
+            QUERN_RETURN_IF_ERROR(AddQuantized(module, sources, task, writer, to_read));
           } else {
             AddCopied(module, tensor, sources, writer);
             to_read += Info(tensor).bytes();
@@ -170,7 +177,8 @@ class QuantizePlanner {
     return absl::OkStatus();
   }
 
-  absl::Status AddQuantized(const SelectedModule& module, TaskSources& sources, ShardWriter& writer, uint64_t& to_read) {
+  absl::Status AddQuantized(const SelectedModule& module, TaskSources& sources, quern::v1::TaskSpec& task, ShardWriter& writer,
+                            uint64_t& to_read) {
     const TensorInfo& info = Info(*module.matrix);
     QUERN_ASSIGN_OR_RETURN(const StoredForm* const form, forms_.Get(module.scheme, info));
     quern::v1::QuantizeUnit& unit = *writer.AddUnit()->mutable_quantize();
@@ -185,6 +193,13 @@ class QuantizePlanner {
     unit.set_nonfinite(inputs_.recipe.nonfinite == NonfinitePolicy::kClamp ? "clamp" : "fail");
     unit.set_reason(module.reason);
     unit.set_role(std::string(RoleName(module.identity.role)));
+    const absl::Status added =
+        inputs_.module_inputs.AddTo({module.identity.module, module.identity.transformers_name, info.shape[1]}, *module.scheme, task, unit);
+    if (absl::IsNotFound(added)) {
+      without_inputs_.push_back(module.identity.module);
+    } else if (!added.ok()) {
+      return added;
+    }
     to_read += info.bytes() * (form->two_passes ? 2 : 1);
     Count(module.identity.role, info.elements(), form->bits);
     summary().set_quantized_tensors(summary().quantized_tensors() + 1);
@@ -225,7 +240,6 @@ class QuantizePlanner {
       if (std::any_of(selection_.modules.begin(), selection_.modules.end(), used)) schemes.push_back(group.scheme);
     }
     std::vector<ConfigModule> modules;
-    std::set<int> of_experts;
     for (const SelectedModule& module : selection_.modules) {
       if (!module.matrix.has_value()) continue;
       ConfigModule entry{module.identity.module, module.identity.transformers_name, module.identity.role,
@@ -237,13 +251,15 @@ class QuantizePlanner {
         }
         entry.scheme = number->second;
       }
-      if (module.identity.role == Role::kRoutedExperts) of_experts.insert(entry.scheme);
       modules.push_back(std::move(entry));
     }
-    if (of_experts.size() > 1) {
-      summary().add_warnings(
-          "routed experts differ in their scheme between layers: vLLM loads that, transformers takes one scheme for all of them and does "
-          "not");
+    for (std::string& note : LoaderNotes(schemes, modules)) summary().add_warnings(std::move(note));
+    for (std::string& warning : inputs_.module_inputs.Warnings()) summary().add_warnings(std::move(warning));
+    if (inputs_.export_format == kModelOpt) {
+      QUERN_ASSIGN_OR_RETURN(ModelOptConfigs configs, BuildModelOptConfigs(schemes, modules));
+      summary().set_quantization_config(std::move(configs.quantization_config));
+      summary().set_hf_quant_config(std::move(configs.hf_quant_config));
+      return absl::OkStatus();
     }
     QUERN_ASSIGN_OR_RETURN(*summary().mutable_quantization_config(), BuildQuantizationConfig(schemes, modules));
     return absl::OkStatus();
@@ -284,6 +300,7 @@ class QuantizePlanner {
   }
 
   QuantizeInputs inputs_;
+  std::vector<std::string> without_inputs_;  // modules whose scheme needs what no file has
   Plan& plan_;
   StoredForms forms_;
   Selection selection_;
