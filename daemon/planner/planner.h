@@ -16,8 +16,8 @@ struct Plan {
   std::vector<quern::v1::TaskSpec> tasks;  // TaskSpec.index is the position
 };
 
-// Plans a QUANTIZE, VERIFY or SYNTHESIZE job. All problems that headers can show are found here and listed together, naming file, tensor
-// and offset. Blocks on reads; CPU-bound otherwise. `with_fingerprints` false skips the samples (for `quern plan`).
+// Plans a QUANTIZE, DEQUANTIZE, VERIFY or SYNTHESIZE job. All problems that headers can show are found here and listed together, naming
+// file, tensor and offset. Blocks on reads; CPU-bound otherwise. `with_fingerprints` false skips the samples (for `quern plan`).
 absl::StatusOr<Plan> MakePlan(const quern::v1::JobSpec& spec, bool with_fingerprints);
 
 // What must be equal for a stored plan to be resumed, without building tasks: fills source_files, resolved_recipe, max_shard_size,

@@ -117,6 +117,9 @@ class Gatherer {
     } else {
       module.weight = *std::move(weight);
     }
+    for (const auto& [parameter, tensor] : parts) {
+      module.described = module.described || IsStorageParameter(parameter) || IsForeignParameter(parameter);
+    }
     const bool decoded = module.weight.has_value() && module.weight->decoder != nullptr;
     for (const auto& [parameter, tensor] : parts) {
       const bool of_weight =
@@ -510,7 +513,6 @@ class Gatherer {
                                      ShapeText(scales)));
     }
     QUERN_ASSIGN_OR_RETURN(const auto scheme, Fp8Scheme(slice.rows, slice.cols, scales.dtype, {Blocks(slice.rows), Blocks(slice.cols)}));
-    if (scheme.first.strategy != Strategy::kBlock) return Unreadable("its experts are smaller than a block of 128 x 128");
     QUERN_ASSIGN_OR_RETURN(weight.decoder, quant::Scheme::For(scheme.first));
     weight.dtype = scheme.second;
     const uint64_t row_bytes = Blocks(axes.in) * static_cast<uint64_t>(BytesPerElement(scales.dtype));

@@ -49,14 +49,15 @@ struct SourceModule {
   std::optional<size_t> stack;          // the stack of experts that it is cut from: index into SourceModules::stacks
   std::string stack_tensor;             // name of that stack's module, which patterns may name too
   std::string unreadable;               // why a weight that is stored in a quantized format, or a stack, cannot be read; empty: it can
-  bool is_stack = false;                // a stack of experts that is not described
+  bool is_stack = false;                // a stack of experts that cannot be cut
+  bool described = false;               // has tensors that only a weight in a quantized format has
 };
 
 // All experts of a layer where they are stored in common tensors.
 struct SourceStack {
   std::vector<size_t> tensors;  // that hold the weights; tensors of how they are stored among them
   std::vector<size_t> modules;  // cut from them: indices into SourceModules::modules
-  bool quantized = false;
+  bool quantized = false;       // stored in a quantized format
 };
 
 struct SourceModules {
