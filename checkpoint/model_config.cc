@@ -76,4 +76,9 @@ absl::StatusOr<std::string> WithQuantizationConfig(const ModelConfig& config, ab
   return RemoveJsonMember(text, "text_config.quantization_config");
 }
 
+absl::StatusOr<std::string> WithoutQuantizationConfig(const ModelConfig& config) {
+  QUERN_ASSIGN_OR_RETURN(std::string text, RemoveJsonMember(config.text, "quantization_config"));
+  return RemoveJsonMember(text, "text_config.quantization_config");
+}
+
 }  // namespace quern::checkpoint

@@ -17,6 +17,7 @@ namespace quern::daemon {
 // Names of export formats, in requests and manifests.
 inline constexpr char kCompressedTensors[] = "compressed-tensors";
 inline constexpr char kModelOpt[] = "modelopt";
+inline constexpr char kPlain[] = "plain";  // of DEQUANTIZE
 
 struct EvidenceOptions {
   bool samples = true;         // read 64 samples a file; without, only what the headers said

@@ -20,6 +20,7 @@
 #include "checkpoint/family.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/planner/emitted_config.h"
+#include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/plans.h"
 #include "daemon/planner/shard_writer.h"
 #include "daemon/planner/source_evidence.h"
@@ -288,6 +289,11 @@ class VerifyPlanner {
   }
 
   absl::Status CheckConfig() {
+    const std::string& config = output_->config().quantization_config;
+    if (manifest_->export_format == kPlain) {
+      if (!config.empty()) AddMismatch("config.json", "", 0, "has a quantization_config, but the weights are plain");
+      return absl::OkStatus();
+    }
     std::vector<quant::SchemeSpec> schemes;
     std::map<std::string, int> numbers;
     std::vector<ConfigModule> modules;
@@ -315,18 +321,27 @@ class VerifyPlanner {
       const TensorLocation* location = output_->Find(copy.tensor);
       if (location != nullptr && location->info->shape.size() == 2 && absl::EndsWith(copy.tensor, ".weight")) add_tensor(copy.tensor, -1);
     }
-    if (output_->config().quantization_config.empty()) {
+    if (config.empty()) {
       if (!schemes.empty()) AddMismatch("config.json", "", 0, "has no quantization_config");
       return absl::OkStatus();
     }
-    const absl::StatusOr<std::vector<std::string>> differences =
-        CheckQuantizationConfig(output_->config().quantization_config, schemes, modules, kMaxMismatches);
+    const absl::StatusOr<std::vector<std::string>> differences = CompareConfigs(config, schemes, modules);
     if (!differences.ok()) {
       AddMismatch("config.json", "", 0, differences.status().message());
       return absl::OkStatus();
     }
     for (const std::string& difference : *differences) AddMismatch("config.json", "", 0, difference);
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<std::string>> CompareConfigs(const std::string& config, const std::vector<quant::SchemeSpec>& schemes,
+                                                          const std::vector<ConfigModule>& modules) const {
+    if (manifest_->export_format == kCompressedTensors) return CheckQuantizationConfig(config, schemes, modules, kMaxMismatches);
+    if (manifest_->export_format != kModelOpt) {
+      return absl::InvalidArgumentError(absl::StrCat("the manifest's export_format \"", manifest_->export_format, "\" is not known here"));
+    }
+    QUERN_ASSIGN_OR_RETURN(const std::string file, ReadFileToString(JoinPath(directory_, kHfQuantConfigName), kMaxManifestBytes));
+    return CheckModelOptConfigs(file, config, schemes, modules, kMaxMismatches);
   }
 
   void AddFileTask(const ManifestFile& file) {

@@ -310,7 +310,8 @@ void JobQueue::AddDesired(JobState& job, const AttemptRef& ref, const Attempt& a
   desired.mutable_id()->set_attempt(ref.attempt);
   desired.set_purpose(quern::v1::WORK);
   desired.set_memory(attempt.record.memory());
-  desired.set_reader(job.record.spec().quantize().reader());
+  const quern::v1::JobSpec& job_spec = job.record.spec();
+  desired.set_reader(job_spec.has_dequantize() ? job_spec.dequantize().reader() : job_spec.quantize().reader());
   if (job.tasks[ref.task].record.has_output()) {
     desired.set_output_path(options_.attempt_path(job.record.spec().output(), ref.task, ref.attempt));
   }

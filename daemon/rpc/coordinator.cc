@@ -33,7 +33,9 @@ constexpr absl::Duration kTick = absl::Milliseconds(50);
 
 bool WritesOutput(const JobSpec& spec) { return spec.operation() != quern::v1::VERIFY; }
 
-bool Overwrites(const JobSpec& spec) { return spec.quantize().overwrite() || spec.synthesize().overwrite(); }
+bool Overwrites(const JobSpec& spec) {
+  return spec.quantize().overwrite() || spec.dequantize().overwrite() || spec.synthesize().overwrite();
+}
 
 bool Unfinished(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PUBLISHING; }
 
@@ -50,10 +52,12 @@ quern::v1::JobError ErrorOf(const absl::Status& status, absl::string_view otherw
 absl::Status CheckDetails(const JobSpec& spec) {
   const bool matches = (spec.operation() == quern::v1::QUANTIZE && spec.has_quantize()) ||
                        (spec.operation() == quern::v1::VERIFY && spec.has_verify()) ||
+                       (spec.operation() == quern::v1::DEQUANTIZE && spec.has_dequantize()) ||
                        (spec.operation() == quern::v1::SYNTHESIZE && spec.has_synthesize());
   if (matches) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the operation ", quern::v1::Operation_Name(spec.operation()),
-                                                 " is not known here, or its details are missing: known are QUANTIZE, VERIFY, SYNTHESIZE"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the operation ", quern::v1::Operation_Name(spec.operation()),
+                   " is not known here, or its details are missing: known are QUANTIZE, DEQUANTIZE, VERIFY, SYNTHESIZE"));
 }
 
 // Publishing would refuse them too, but only after all the work.
@@ -170,12 +174,28 @@ absl::Status Coordinator::CheckSource(const std::string& source) const {
   return Annotate(options_.paths.Resolve(directory).status(), "source");
 }
 
+absl::Status Coordinator::CheckInputs(JobSpec& spec) const {
+  if (spec.has_dequantize()) return CheckSource(spec.dequantize().source());
+  if (!spec.has_quantize()) return absl::OkStatus();
+  quern::v1::QuantizeSpec& quantize = *spec.mutable_quantize();
+  QUERN_RETURN_IF_ERROR(CheckSource(quantize.source()));
+  const auto resolve = [this](const char* what, std::string* path) -> absl::Status {
+    if (path->empty()) return absl::OkStatus();
+    absl::StatusOr<std::string> resolved = options_.paths.Resolve(*path);
+    if (!resolved.ok()) return Annotate(resolved.status(), what);
+    *path = *std::move(resolved);
+    return absl::OkStatus();
+  };
+  QUERN_RETURN_IF_ERROR(resolve("activation scales", quantize.mutable_activation_scales()));
+  return resolve("importance", quantize.mutable_importance());
+}
+
 absl::StatusOr<JobSpec> Coordinator::CheckSpec(const JobSpec& spec) const {
   QUERN_RETURN_IF_ERROR(CheckDetails(spec));
   JobSpec checked = spec;
   QUERN_ASSIGN_OR_RETURN(std::string output, options_.paths.Resolve(spec.output()));
   checked.set_output(std::move(output));
-  if (spec.has_quantize()) QUERN_RETURN_IF_ERROR(CheckSource(spec.quantize().source()));
+  QUERN_RETURN_IF_ERROR(CheckInputs(checked));
   if (spec.has_verify() && !spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()));
   return checked;
 }
@@ -183,6 +203,9 @@ absl::StatusOr<JobSpec> Coordinator::CheckSpec(const JobSpec& spec) const {
 absl::Status Coordinator::CheckSourceFiles(const PlanSummary& plan) const {
   for (const quern::v1::SourceFile& file : plan.source_files()) {
     QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(file.path()).status(), "source file"));
+  }
+  for (const quern::v1::SourceFile& file : plan.input_files()) {
+    QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(file.path()).status(), "file of module inputs"));
   }
   for (const std::string& name : plan.side_files()) {
     QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(JoinPath(plan.source(), name)).status(), "side file of the source"));
@@ -574,13 +597,14 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
 void Coordinator::PlanJob(const JobSpec& spec, std::function<void(absl::StatusOr<Plan>)> done) {
   Schedule(
       [this, spec, done] {
+        JobSpec resolved = spec;
         const absl::Status checked = [&]() -> absl::Status {
           QUERN_RETURN_IF_ERROR(CheckDetails(spec));
-          if (spec.has_quantize()) QUERN_RETURN_IF_ERROR(CheckSource(spec.quantize().source()));
+          QUERN_RETURN_IF_ERROR(CheckInputs(resolved));
           if (!spec.output().empty()) QUERN_RETURN_IF_ERROR(options_.paths.Resolve(spec.output()).status());
           return absl::OkStatus();
         }();
-        done(checked.ok() ? MakePlan(spec, /*with_fingerprints=*/false) : checked);
+        done(checked.ok() ? MakePlan(resolved, /*with_fingerprints=*/false) : checked);
       },
       done);
 }

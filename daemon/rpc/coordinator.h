@@ -83,6 +83,8 @@ class Coordinator {
 
   // The spec with its paths resolved and checked.
   absl::StatusOr<quern::v1::JobSpec> CheckSpec(const quern::v1::JobSpec& spec) const;
+  // Of QUANTIZE and DEQUANTIZE: source and files of module inputs, whose paths are resolved.
+  absl::Status CheckInputs(quern::v1::JobSpec& spec) const;
   absl::Status CheckSource(const std::string& source) const;
   absl::Status CheckSourceFiles(const quern::v1::PlanSummary& plan) const;
   absl::StatusOr<quern::v1::PlanSummary> LoadPlan(uint64_t job);
