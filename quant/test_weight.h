@@ -23,6 +23,9 @@ struct TestWeight {
 struct Tiling {
   int64_t band_rows = 32;
   int64_t segment_columns = 0;
+  // Threads that take bands (or rows of segments) in an order drawn from `order`; 0: in order, by the calling thread.
+  int threads = 0;
+  uint64_t order = 0;
 };
 
 struct EncodedWeight {
@@ -36,7 +39,7 @@ std::vector<RegionBuffer> BuffersOf(EncodedWeight& encoded);
 
 // Encodes all tiles, with the statistics pass where the scheme needs it.
 absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeight& weight, const Tiling& tiling,
-                                           NonfinitePolicy nonfinite = NonfinitePolicy::kFail);
+                                           NonfinitePolicy nonfinite = NonfinitePolicy::kFail, const ModuleInputs& inputs = ModuleInputs());
 // Decodes all tiles; the bytes are laid out as the weight's.
 absl::StatusOr<std::string> DecodeWeight(const Scheme& scheme, const TestWeight& weight, EncodedWeight& encoded, const Tiling& tiling);
 

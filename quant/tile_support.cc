@@ -1,5 +1,7 @@
 #include "quant/tile_support.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -39,6 +41,22 @@ absl::Status CheckTile(const Tile& tile, int64_t row_multiple, int64_t column_mu
 absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column) {
   return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is ", is_nan ? "NaN" : "infinite",
                                                  "; repair the weight, or replace such elements with nonfinite: clamp"));
+}
+
+absl::StatusOr<float> ImportanceFactor(absl::Span<const float> importance, int64_t columns) {
+  if (static_cast<int64_t>(importance.size()) < columns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the importance has ", importance.size(), " values for a weight of at least ", columns, " columns"));
+  }
+  float largest = 0;
+  for (size_t i = 0; i < importance.size(); ++i) {
+    if (!(importance[i] >= 0 && importance[i] <= scalar::F32::kLargest)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the importance of column ", i, " is ", importance[i], "; each is a mean of squares, finite and not negative"));
+    }
+    largest = std::max(largest, importance[i]);
+  }
+  return largest == 0 ? 0.0f : scalar::DifferenceFactor(largest);
 }
 
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile) {
