@@ -32,24 +32,6 @@ class Ranges : public Statistics {
   const int64_t columns;  // of the weight
 };
 
-absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group, bool of_tensor) {
-  const int64_t row = tile.row_begin + problem.row;
-  const int64_t column = tile.col_begin + problem.column;
-  switch (problem.kind) {
-    case scalar::Problem::kNone:
-      return absl::OkStatus();
-    case scalar::Problem::kNan:
-    case scalar::Problem::kInf:
-      return NonfiniteStatus(problem.kind == scalar::Problem::kNan, row, column);
-    case scalar::Problem::kOverflow:
-      break;
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      of_tensor ? std::string("the whole weight") : absl::StrCat("row ", row, ", columns ", column, " to ", column + group - 1),
-      ": the difference of the largest and the smallest value overflows ", DTypeName(tile.dtype),
-      ", so that the scale is not finite; use a symmetric scheme, or nonfinite: clamp"));
-}
-
 // Rows whose ranges are searched before they are encoded: zero points of so many fill whole words.
 constexpr int64_t kSearchRows = 32;
 

@@ -7,6 +7,7 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "quant/float_scheme.h"
 #include "quant/integer_scheme.h"
 #include "quant/plain_scheme.h"
 #include "quant/tile_support.h"
@@ -33,7 +34,14 @@ class InlineBackend : public EncodeBackend {
 };
 
 std::unique_ptr<const Scheme> Make(const SchemeSpec& spec) {
-  if (spec.type == NumberType::kPlain) return std::make_unique<PlainScheme>(spec);
+  switch (spec.type) {
+    case NumberType::kPlain:
+      return std::make_unique<PlainScheme>(spec);
+    case NumberType::kFloat:
+      return std::make_unique<FloatScheme>(spec);
+    case NumberType::kInt:
+      break;
+  }
   return std::make_unique<IntegerScheme>(spec);
 }
 

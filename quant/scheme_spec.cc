@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "quant/float_scheme.h"
 
 namespace quern::quant {
 namespace {
@@ -234,11 +235,11 @@ absl::Status CheckSupported(const SchemeSpec& spec) {
   const auto unsupported = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("scheme \"", spec.ToString(), "\" is not supported: ", what));
   };
+  if (spec.type == NumberType::kFloat) return CheckFloatScheme(spec);
   if (spec.type == NumberType::kPlain) {
     const absl::StatusOr<SchemeSpec> plain = PlainSpec(PlainDType(spec));
     return *plain == spec ? absl::OkStatus() : unsupported(absl::StrCat("plain values of that dtype are \"", plain->ToString(), "\""));
   }
-  if (spec.type != NumberType::kInt) return unsupported("only integer and plain weights are");
   if (spec.num_bits < 2 || spec.num_bits > 8) return unsupported("integers have 2 to 8 bits");
   if (spec.strategy != Strategy::kGroup && spec.strategy != Strategy::kChannel && spec.strategy != Strategy::kTensor) {
     return unsupported("strategies of integers are group, channel and tensor");

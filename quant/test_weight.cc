@@ -92,6 +92,12 @@ void Append(std::string& bytes, DType dtype, float value) {
   }
 }
 
+uint64_t SizeOf(const Region& region) {
+  uint64_t size = BytesPerElement(region.dtype);
+  for (const uint64_t dimension : region.shape) size *= dimension;
+  return size;
+}
+
 static_assert(std::is_trivially_copyable_v<RowError>);
 
 }  // namespace
@@ -107,16 +113,15 @@ std::vector<RegionBuffer> BuffersOf(EncodedWeight& encoded) {
 }
 
 absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeight& weight, const Tiling& tiling, NonfinitePolicy nonfinite,
-                                           const ModuleInputs& inputs) {
+                                           const ModuleInputs& inputs, absl::Span<const TestWeight> others) {
   EncodedWeight encoded;
   QUERN_ASSIGN_OR_RETURN(encoded.regions, scheme.Regions(weight.dtype, weight.shape));
   for (const Region& region : encoded.regions) {
     encoded.data.push_back(region.constant);
     // What accumulates begins as zeros; garbage elsewhere shows bytes that nobody writes.
-    if (!region.constant.empty() || region.computed) continue;
-    uint64_t size = BytesPerElement(region.dtype);
-    for (const uint64_t dimension : region.shape) size *= dimension;
-    encoded.data.back().assign(size, region.accumulates ? '\0' : '\xA5');
+    if (region.constant.empty() && !region.computed) {
+      encoded.data.back().assign(SizeOf(region), region.accumulates ? '\0' : '\xA5');
+    }
   }
   encoded.errors.resize(weight.shape.rows);
   const std::vector<Piece> pieces = PiecesOf(weight, tiling);
@@ -131,13 +136,21 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeigh
       return scheme.Observe(tile, inputs, first ? *statistics : *parts[thread]);
     }));
     for (const std::unique_ptr<Statistics>& part : parts) statistics->Merge(*part);
+    for (const TestWeight& member : others) {
+      const std::unique_ptr<Statistics> more = scheme.NewStatistics(member.shape);
+      QUERN_RETURN_IF_ERROR(
+          ForEachTile(PiecesOf(member, tiling), Tiling(), [&](int, const Tile& tile) { return scheme.Observe(tile, inputs, *more); }));
+      statistics->Merge(*more);
+    }
   }
-  QUERN_ASSIGN_OR_RETURN(const std::vector<std::string> computed,
-                         scheme.ComputedRegions(weight.dtype, weight.shape, statistics.get(), inputs));
+  QUERN_ASSIGN_OR_RETURN(std::vector<std::string> computed, scheme.ComputedRegions(weight.dtype, weight.shape, statistics.get(), inputs));
   size_t next = 0;
   for (size_t i = 0; i < encoded.regions.size(); ++i) {
-    if (encoded.regions[i].computed) encoded.data[i] = computed.at(next++);
+    if (!encoded.regions[i].computed) continue;
+    if (next == computed.size()) return absl::InternalError("fewer computed regions than regions that are computed");
+    encoded.data[i] = std::move(computed[next++]);
   }
+  if (next != computed.size()) return absl::InternalError("more computed regions than regions that are computed");
   const std::vector<RegionBuffer> buffers = BuffersOf(encoded);
   QUERN_RETURN_IF_ERROR(ForEachTile(pieces, tiling, [&](int, const Tile& tile) {
     return scheme.Encode(tile, inputs, statistics.get(), nonfinite, buffers,

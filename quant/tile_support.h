@@ -32,6 +32,10 @@ absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column);
 // columns count alike. INVALID_ARGUMENT for values that are negative or not finite, and for less than `columns` of them.
 absl::StatusOr<float> ImportanceFactor(absl::Span<const float> importance, int64_t columns);
 
+// INVALID_ARGUMENT naming the element of the weight, or OK for kNone. `group` is the number of columns of a group whose range overflows;
+// `whole_weight`: the range is that of the whole weight.
+absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group, bool whole_weight = false);
+
 // The tile as the kernels of elements take it: no regions.
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile);
 
