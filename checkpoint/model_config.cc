@@ -14,8 +14,8 @@ namespace {
 absl::StatusOr<std::optional<std::string>> FirstMember(absl::string_view text, std::initializer_list<absl::string_view> keys) {
   for (const absl::string_view prefix : {"text_config.", ""}) {
     for (const absl::string_view key : keys) {
-      QUERN_ASSIGN_OR_RETURN(std::optional<std::string> value, GetJsonMember(text, absl::StrCat(prefix, key)));
-      if (value && *value != "null") return value;
+      absl::StatusOr<std::optional<std::string>> value = GetJsonMember(text, absl::StrCat(prefix, key));
+      if (!value.ok() || (value->has_value() && **value != "null")) return value;
     }
   }
   return std::optional<std::string>();

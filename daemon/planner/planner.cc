@@ -56,36 +56,48 @@ absl::StatusOr<quern::v1::PlanSummary> MakeIdentity(const JobSpec& spec) {
   return summary;
 }
 
-std::vector<TensorFate> TensorFates(const Plan& plan) {
-  std::vector<TensorFate> fates;
-  for (const quern::v1::TaskSpec& task : plan.tasks) {
-    for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
-      TensorFate fate;
-      fate.set_shard(task.label());
+bool FateReader::Next(TensorFate* fate) {
+  for (; task_ < plan_->tasks.size(); ++task_, unit_ = 0) {
+    const quern::v1::TaskSpec& task = plan_->tasks[task_];
+    while (unit_ < task.write_shard().units_size()) {
+      const quern::v1::ShardUnit& unit = task.write_shard().units(unit_++);
       if (unit.has_copy()) {
-        fate.set_tensor(unit.copy().source().tensor());
-        fate.set_fate(TensorFate::COPIED);
-        fate.set_reason(unit.copy().reason());
-        fate.set_role(unit.copy().role());
-        fate.set_dtype(unit.copy().output().dtype());
-        *fate.mutable_shape() = unit.copy().output().shape();
+        const quern::v1::CopyUnit& copy = unit.copy();
+        fate->set_tensor(copy.source().tensor());
+        fate->set_fate(TensorFate::COPIED);
+        fate->set_reason(copy.reason());
+        fate->clear_scheme();
+        fate->set_role(copy.role());
+        fate->set_dtype(copy.output().dtype());
+        *fate->mutable_shape() = copy.output().shape();
       } else if (unit.has_quantize()) {
         const quern::v1::QuantizeUnit& quantize = unit.quantize();
-        fate.set_tensor(quantize.weight().tensor());
-        fate.set_fate(TensorFate::QUANTIZED);
-        fate.set_reason(quantize.reason());
-        fate.set_scheme(quantize.scheme());
-        fate.set_role(quantize.role());
-        fate.set_dtype(quantize.weight().dtype());
-        fate.add_shape(quantize.weight().rows());
-        fate.add_shape(quantize.weight().cols());
+        fate->set_tensor(quantize.weight().tensor());
+        fate->set_fate(TensorFate::QUANTIZED);
+        fate->set_reason(quantize.reason());
+        fate->set_scheme(quantize.scheme());
+        fate->set_role(quantize.role());
+        fate->set_dtype(quantize.weight().dtype());
+        fate->clear_shape();
+        fate->add_shape(quantize.weight().rows());
+        fate->add_shape(quantize.weight().cols());
       } else {
         continue;  // generated: has no source
       }
-      fates.push_back(std::move(fate));
+      fate->set_shard(task.label());
+      return true;
     }
   }
-  fates.insert(fates.end(), plan.summary.dropped().begin(), plan.summary.dropped().end());
+  if (dropped_ == plan_->summary.dropped_size()) return false;
+  *fate = plan_->summary.dropped(dropped_++);
+  return true;
+}
+
+std::vector<TensorFate> TensorFates(const Plan& plan) {
+  std::vector<TensorFate> fates;
+  FateReader reader(&plan);
+  TensorFate fate;
+  while (reader.Next(&fate)) fates.push_back(fate);
   return fates;
 }
 

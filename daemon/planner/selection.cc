@@ -392,6 +392,8 @@ class Selector {
     }
     std::vector<std::pair<size_t, std::string>> lines;
     for (const auto& [set, members] : sets) {
+      const quant::Scheme* const first = modules()[members.front()].scheme;
+      if (std::all_of(members.begin(), members.end(), [&](size_t i) { return modules()[i].scheme == first; })) continue;
       std::map<std::string, std::vector<std::string>> by_scheme;
       for (size_t i : members) {
         const quant::Scheme* const scheme = modules()[i].scheme;

@@ -467,19 +467,21 @@ absl::StatusOr<PlanSummary> VerifyIdentity(const quern::v1::VerifySpec& spec, co
 
 std::vector<quern::v1::Mismatch> SourceDigestMismatches(const Manifest& manifest, const TaskSpec& task,
                                                         const quern::v1::TaskResult& result) {
-  absl::flat_hash_map<std::string, const ManifestModule*> modules;
-  for (const ManifestModule& module : manifest.modules) modules[module.module] = &module;
+  absl::flat_hash_map<std::string, const std::string*> expected;  // by the source's tensor
+  for (const ManifestModule& module : manifest.modules) expected[module.source_tensor] = &module.source_digest;
+  for (const ManifestCopy& copy : manifest.copied) expected[copy.tensor] = &copy.source_digest;
+  absl::flat_hash_map<std::string, const std::string*> found;
+  for (const quern::v1::ViewDigest& digest : result.source_digests()) found[digest.tensor()] = &digest.digest();
   std::vector<quern::v1::Mismatch> mismatches;
-  int position = 0;  // digests stand in the order of the units that have them
   for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
-    if (!unit.has_quantize() || position >= result.source_digests_size()) continue;
-    const std::string& found = result.source_digests(position++).digest();
-    const auto module = modules.find(unit.quantize().module());
-    if (module == modules.end() || module->second->source_digest == found) continue;
+    const std::string& tensor = unit.has_quantize() ? unit.quantize().weight().tensor() : unit.copy().source().tensor();
+    const auto then = expected.find(tensor);
+    const auto now = found.find(tensor);
+    if (then == expected.end() || now == found.end() || *then->second == *now->second) continue;
     quern::v1::Mismatch& mismatch = mismatches.emplace_back();
     mismatch.set_file(kManifestName);
-    mismatch.set_tensor(unit.quantize().module());
-    mismatch.set_what(absl::StrCat("source_digest is ", HexDigest(module->second->source_digest), ", the source's is ", HexDigest(found)));
+    mismatch.set_tensor(unit.has_quantize() ? unit.quantize().module() : tensor);
+    mismatch.set_what(absl::StrCat("source_digest is ", HexDigest(*then->second), ", the source's is ", HexDigest(*now->second)));
   }
   return mismatches;
 }
