@@ -44,9 +44,10 @@ absl::Status Fill(ModelConfig* config) {
   config->model_type = StringValue(model_type);
   QUERN_ASSIGN_OR_RETURN(config->hidden_size, FirstNumber(text, {"hidden_size"}));
   QUERN_ASSIGN_OR_RETURN(config->num_hidden_layers, FirstNumber(text, {"num_hidden_layers"}));
-  QUERN_ASSIGN_OR_RETURN(config->num_experts, FirstNumber(text, {"num_experts", "num_local_experts", "n_routed_experts"}));
+  QUERN_ASSIGN_OR_RETURN(config->num_experts,
+                         FirstNumber(text, {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}));
   QUERN_ASSIGN_OR_RETURN(config->intermediate_size, FirstNumber(text, {"intermediate_size"}));
-  QUERN_ASSIGN_OR_RETURN(config->moe_intermediate_size, FirstNumber(text, {"moe_intermediate_size"}));
+  QUERN_ASSIGN_OR_RETURN(config->moe_intermediate_size, FirstNumber(text, {"moe_intermediate_size", "expert_intermediate_size"}));
   // Mixtral and OLMoE have experts only and no name of its own for their size.
   if (config->num_experts && !config->moe_intermediate_size) config->moe_intermediate_size = config->intermediate_size;
   for (const absl::string_view key : {"tie_word_embeddings", "text_config.tie_word_embeddings"}) {

@@ -4,7 +4,9 @@
 
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "daemon/manifest/manifest.h"
 #include "quern/v1/jobs.pb.h"
 #include "quern/v1/plan.pb.h"
@@ -16,8 +18,8 @@ struct Plan {
   std::vector<quern::v1::TaskSpec> tasks;  // TaskSpec.index is the position
 };
 
-// Plans a QUANTIZE, VERIFY or SYNTHESIZE job. All problems that headers can show are found here and listed together, naming file, tensor
-// and offset. Blocks on reads; CPU-bound otherwise. `with_fingerprints` false skips the samples (for `quern plan`).
+// Plans a QUANTIZE, DEQUANTIZE, VERIFY or SYNTHESIZE job. All problems that headers can show are found here and listed together, naming
+// file, tensor and offset. Blocks on reads; CPU-bound otherwise. `with_fingerprints` false skips the samples (for `quern plan`).
 absl::StatusOr<Plan> MakePlan(const quern::v1::JobSpec& spec, bool with_fingerprints);
 
 // What must be equal for a stored plan to be resumed, without building tasks: fills source_files, resolved_recipe, max_shard_size,
@@ -46,6 +48,7 @@ class FateReader {
   size_t task_ = 0;
   int unit_ = 0;
   int dropped_ = 0;
+  absl::flat_hash_set<absl::string_view> weights_;  // told of: several modules may be cut from one tensor
 };
 
 // All of them.

@@ -166,6 +166,28 @@ absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec,
   return QuantizeInputs{std::move(checkpoint), std::move(recipe), export_format, summary.max_shard_size(), std::move(module_inputs)};
 }
 
+absl::StatusOr<DequantizeInputs> OpenDequantize(const quern::v1::DequantizeSpec& spec, bool with_fingerprints, PlanSummary& summary) {
+  const std::string name = spec.dtype().empty() ? "BF16" : spec.dtype();
+  const absl::StatusOr<DType> dtype = ParseDType(name);
+  if (!dtype.ok() || (*dtype != DType::kBF16 && *dtype != DType::kF16 && *dtype != DType::kF32)) {
+    return absl::InvalidArgumentError(absl::StrCat("plain weights are BF16, F16 or F32, not \"", name, "\""));
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(spec.source()));
+  QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(directory));
+  summary.set_source(checkpoint.directory());
+  summary.set_source_name(spec.source());
+  summary.set_model_type(checkpoint.config().model_type);
+  summary.set_max_shard_size(spec.max_shard_size() > 0 ? spec.max_shard_size() : kDefaultMaxShardSize);
+  summary.set_numerics_version(quant::kNumericsVersion);
+  QUERN_RETURN_IF_ERROR(
+      AddSourceFiles(checkpoint, {.samples = with_fingerprints, .whole_content = with_fingerprints && spec.verify_source()}, summary));
+  if (with_fingerprints) {
+    QUERN_ASSIGN_OR_RETURN(const std::string texts, DigestOfTexts(checkpoint));
+    summary.set_identity(IdentityOf(summary, absl::StrCat("dequantize ", name, " ", HexDigest(texts))));
+  }
+  return DequantizeInputs{std::move(checkpoint), *dtype};
+}
+
 std::string IdentityDifference(const PlanSummary& stored, const PlanSummary& now) {
   std::vector<std::string> differences;
   const auto has_content = [](const SourceFile& file) { return !file.content_sha256().empty(); };

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/dtype.h"
 #include "checkpoint/checkpoint.h"
 #include "daemon/planner/module_inputs.h"
 #include "daemon/recipe/recipe.h"
@@ -41,6 +42,14 @@ struct QuantizeInputs {
 // The recipe's schemes are in the convention of the export format. INVALID_ARGUMENT for one that the format does not have, or that needs a
 // file which is not given. Opens the source and fills the identity's fields of `summary`; identity itself only with samples.
 absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints, quern::v1::PlanSummary& summary);
+
+// The parts of a DEQUANTIZE job that both its plan and its identity need.
+struct DequantizeInputs {
+  checkpoint::Checkpoint checkpoint;
+  DType dtype = DType::kBF16;  // of the plain weights
+};
+absl::StatusOr<DequantizeInputs> OpenDequantize(const quern::v1::DequantizeSpec& spec, bool with_fingerprints,
+                                                quern::v1::PlanSummary& summary);
 
 }  // namespace quern::daemon
 
