@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "quant/tile_status.h"
+#include "quant/tile_support.h"
 
 namespace quern::quant {
 namespace {
@@ -32,28 +32,11 @@ class RowRanges : public Statistics {
 
 }  // namespace
 
-absl::StatusOr<ElementType> ElementTypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return ElementType::kBf16;
-    case DType::kF16:
-      return ElementType::kF16;
-    case DType::kF32:
-      return ElementType::kF32;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("weights of dtype ", DTypeName(dtype), " cannot be quantized, only BF16, F16 and F32"));
-  }
-}
-
 IntegerScheme::IntegerScheme(const SchemeSpec& spec)
     : spec_(spec), format_{spec.num_bits, spec.symmetric, spec.numerics == Numerics::kPrecise} {}
 
 absl::Status IntegerScheme::CheckWeight(DType dtype, Shape2D shape) const {
-  QUERN_RETURN_IF_ERROR(ElementTypeOf(dtype).status());
-  if (shape.rows < 1 || shape.cols < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("a weight of shape [", shape.rows, ", ", shape.cols, "] has no elements"));
-  }
+  QUERN_RETURN_IF_ERROR(CheckPlainWeight(dtype, shape));
   if (shape.cols % GroupColumns(shape.cols) != 0) {
     return absl::InvalidArgumentError(absl::StrCat(shape.cols, " columns are no multiple of the group size ", spec_.group_size));
   }
@@ -134,23 +117,15 @@ absl::Status IntegerScheme::Observe(const Tile& tile, const ModuleInputs&, Stati
   if (tile.row_end > static_cast<int64_t>(ranges.size())) {
     return absl::InternalError(absl::StrCat("scheme \"", spec_.ToString(), "\": no statistics are kept for row ", tile.row_end - 1));
   }
-  IntegerTile work;
-  QUERN_ASSIGN_OR_RETURN(work.element, ElementTypeOf(tile.dtype));
-  work.rows = tile.rows();
-  work.columns = tile.cols();
-  work.elements = reinterpret_cast<const unsigned char*>(tile.data);
-  work.element_stride = tile.row_stride;
+  QUERN_ASSIGN_OR_RETURN(const IntegerTile work, ElementsOf(tile));
   quant::Observe(work, ranges.data() + tile.row_begin);
   return absl::OkStatus();
 }
 
 absl::StatusOr<IntegerTile> IntegerScheme::Resolve(const Tile& tile, absl::Span<const RegionBuffer> regions) const {
   QUERN_RETURN_IF_ERROR(CheckTile(tile, RowMultiple(), ColumnMultiple()));
-  IntegerTile work;
-  QUERN_ASSIGN_OR_RETURN(work.element, ElementTypeOf(tile.dtype));
+  QUERN_ASSIGN_OR_RETURN(IntegerTile work, ElementsOf(tile));
   work.format = format_;
-  work.rows = tile.rows();
-  work.columns = tile.cols();
   work.group = GroupColumns(tile.cols());
   work.first_row = tile.row_begin;
   if (work.columns % work.group != 0) {
@@ -162,18 +137,12 @@ absl::StatusOr<IntegerTile> IntegerScheme::Resolve(const Tile& tile, absl::Span<
   }
   // A row of one scale has its scale and zero point at byte 0, whichever segment of the row this is.
   const int64_t first_group = spec_.strategy == Strategy::kGroup ? tile.col_begin / spec_.group_size : 0;
-  const auto address = [&](size_t index, int64_t row, int64_t byte) {
-    const RegionBuffer& buffer = regions[index];
-    return reinterpret_cast<unsigned char*>(buffer.data) + (row - buffer.first_row) * buffer.row_stride + (byte - buffer.first_byte);
-  };
-  work.elements = reinterpret_cast<const unsigned char*>(tile.data);
-  work.element_stride = tile.row_stride;
-  work.packed = address(0, tile.row_begin, tile.col_begin * spec_.num_bits / 8);
+  work.packed = AddressIn(regions[0], tile.row_begin, tile.col_begin * spec_.num_bits / 8);
   work.packed_stride = regions[0].row_stride;
-  work.scales = address(1, tile.row_begin, first_group * BytesPerElement(tile.dtype));
+  work.scales = AddressIn(regions[1], tile.row_begin, first_group * BytesPerElement(tile.dtype));
   work.scale_stride = regions[1].row_stride;
   if (!spec_.symmetric) {
-    work.zero_points = address(2, scalar::PositionInColumn(tile.row_begin, spec_.num_bits).word, first_group * 4);
+    work.zero_points = AddressIn(regions[2], scalar::PositionInColumn(tile.row_begin, spec_.num_bits).word, first_group * 4);
     work.zero_point_stride = regions[2].row_stride;
   }
   return work;

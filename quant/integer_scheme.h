@@ -39,9 +39,6 @@ class IntegerScheme : public Scheme {
   const scalar::IntegerFormat format_;
 };
 
-// INVALID_ARGUMENT for a dtype that is no weight's.
-absl::StatusOr<ElementType> ElementTypeOf(DType dtype);
-
 }  // namespace quern::quant
 
 #endif  // QUERN_QUANT_INTEGER_SCHEME_H_

@@ -213,12 +213,33 @@ absl::StatusOr<SchemeSpec> ToModelOpt(const SchemeSpec& spec) {
       absl::StrCat("scheme \"", spec.ToString(), "\" has no form in ModelOpt's format; it has FP8_DYNAMIC, FP8, NVFP4A16 and NVFP4"));
 }
 
+absl::StatusOr<SchemeSpec> PlainSpec(DType dtype) {
+  SchemeSpec spec;
+  spec.type = NumberType::kPlain;
+  spec.num_bits = dtype == DType::kF32 ? 32 : 16;
+  spec.strategy = Strategy::kTensor;
+  spec.group_size = 0;
+  if (dtype == DType::kBF16) spec.scale = ScaleType::kBf16;
+  if (PlainDType(spec) != dtype) {
+    return absl::InvalidArgumentError(absl::StrCat("plain weights are BF16, F16 or F32, not ", DTypeName(dtype)));
+  }
+  return spec;
+}
+
+DType PlainDType(const SchemeSpec& spec) {
+  if (spec.num_bits == 32) return DType::kF32;
+  return spec.scale == ScaleType::kBf16 ? DType::kBF16 : DType::kF16;
+}
+
 absl::Status CheckSupported(const SchemeSpec& spec) {
   const auto unsupported = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("scheme \"", spec.ToString(), "\" is not supported: ", what));
   };
   if (spec.type == NumberType::kFloat) return CheckFloatScheme(spec);
-  if (spec.type != NumberType::kInt) return unsupported("only integer and float weights are");
+  if (spec.type == NumberType::kPlain) {
+    const absl::StatusOr<SchemeSpec> plain = PlainSpec(PlainDType(spec));
+    return *plain == spec ? absl::OkStatus() : unsupported(absl::StrCat("plain values of that dtype are \"", plain->ToString(), "\""));
+  }
   if (spec.num_bits < 2 || spec.num_bits > 8) return unsupported("integers have 2 to 8 bits");
   if (spec.strategy != Strategy::kGroup && spec.strategy != Strategy::kChannel) return unsupported("strategies are group and channel");
   if (spec.strategy == Strategy::kGroup && (spec.group_size < 1 || spec.group_size > kLargestGroup)) {

@@ -41,6 +41,23 @@ absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column) {
                                                  "; repair the weight, or replace such elements with nonfinite: clamp"));
 }
 
+absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group) {
+  const int64_t row = tile.row_begin + problem.row;
+  const int64_t column = tile.col_begin + problem.column;
+  switch (problem.kind) {
+    case scalar::Problem::kNone:
+      return absl::OkStatus();
+    case scalar::Problem::kNan:
+    case scalar::Problem::kInf:
+      return NonfiniteStatus(problem.kind == scalar::Problem::kNan, row, column);
+    case scalar::Problem::kOverflow:
+      break;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("row ", row, ", columns ", column, " to ", column + group - 1,
+                                                 ": the difference of the largest and the smallest value overflows ", DTypeName(tile.dtype),
+                                                 ", so that the scale is not finite; use a symmetric scheme, or nonfinite: clamp"));
+}
+
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile) {
   IntegerTile work;
   QUERN_ASSIGN_OR_RETURN(work.element, ElementTypeOf(tile.dtype));

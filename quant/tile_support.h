@@ -28,6 +28,9 @@ inline unsigned char* AddressIn(const RegionBuffer& buffer, int64_t row, int64_t
 // The error for an element that is NaN or infinite, at a place of the whole weight.
 absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column);
 
+// INVALID_ARGUMENT naming the element of the weight, or OK for kNone. `group` is the number of columns of a group whose range overflows.
+absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group);
+
 // The tile as the kernels of elements take it: no regions.
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile);
 

@@ -40,20 +40,6 @@ void AddRowErrors(const IntegerTile& tile, const unsigned char* decoded, int64_t
   }
 }
 
-// Calls `function` with the format type of the tile's elements.
-template <class Function>
-auto WithFormat(ElementType element, Function function) {
-  switch (element) {
-    case ElementType::kBf16:
-      return function(scalar::Bf16());
-    case ElementType::kF16:
-      return function(scalar::F16());
-    case ElementType::kF32:
-      break;
-  }
-  return function(scalar::F32());
-}
-
 }  // namespace
 
 scalar::Problem EncodeScalar(const IntegerTile& tile, const EncodeOptions& options) {

@@ -13,6 +13,20 @@ namespace quern::quant {
 
 enum class ElementType { kBf16, kF16, kF32 };
 
+// Calls `function` with the format type of the elements.
+template <class Function>
+auto WithFormat(ElementType element, Function function) {
+  switch (element) {
+    case ElementType::kBf16:
+      return function(scalar::Bf16());
+    case ElementType::kF16:
+      return function(scalar::F16());
+    case ElementType::kF32:
+      break;
+  }
+  return function(scalar::F32());
+}
+
 struct IntegerTile {
   scalar::IntegerFormat format;
   ElementType element = ElementType::kBf16;
