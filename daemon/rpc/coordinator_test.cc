@@ -570,6 +570,17 @@ TEST_F(CoordinatorTest, PathsOutsideOfTheRootsAreRefused) {
   EXPECT_EQ(Create(request, &job).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   request.mutable_spec()->set_output("out");
   EXPECT_EQ(Create(request, &job).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  // So are files that a recipe needs.
+  request = Request();
+  request.mutable_spec()->mutable_quantize()->set_activation_scales("/etc/passwd");
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "PATH_NOT_ALLOWED");
+  request = Request();
+  request.mutable_spec()->mutable_quantize()->set_importance(JoinPath(directory_->path(), "link/passwd"));
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "PATH_NOT_ALLOWED");
+  request = Request();
+  request.mutable_spec()->set_operation(quern::v1::DEQUANTIZE);
+  request.mutable_spec()->mutable_dequantize()->set_source("/etc");
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "PATH_NOT_ALLOWED");
   EXPECT_EQ(MustCreate(Request()).state(), Job::QUEUED);
 }
 
