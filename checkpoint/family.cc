@@ -9,123 +9,36 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
+#include "checkpoint/family_table.h"
 
 namespace quern::checkpoint {
 namespace {
 
-// Role of the modules of a layer whose name behind "layers.N." is `pattern`. A component "#" stands for the number of an expert. Modules
-// with the same `set` (where "#" is that number again) in one layer are a fused set.
-struct ModuleRule {
-  absl::string_view pattern;
-  Role role;
-  absl::string_view set = "";
-};
-
-// transformers renames this part of a module's name as it loads.
-struct Rename {
-  absl::string_view from;
-  absl::string_view to;
-};
-
-using Rules = absl::Span<const ModuleRule>;
-
-// Rules that several families share. Norms need none: see IsNorm.
-
-constexpr ModuleRule kAttention[] = {
-    {"self_attn.q_proj", Role::kAttention, "self_attn.qkv"},
-    {"self_attn.k_proj", Role::kAttention, "self_attn.qkv"},
-    {"self_attn.v_proj", Role::kAttention, "self_attn.qkv"},
-    {"self_attn.qkv_proj", Role::kAttention, "self_attn.qkv"},
-    {"self_attn.o_proj", Role::kAttention},
-};
-
-// Multi-head latent attention. Engines fuse the two projections down to the latent spaces.
-constexpr ModuleRule kLatentAttention[] = {
-    {"self_attn.q_a_proj", Role::kAttention, "self_attn.qkv_a"},
-    {"self_attn.kv_a_proj_with_mqa", Role::kAttention, "self_attn.qkv_a"},
-    {"self_attn.q_b_proj", Role::kAttention},
-    {"self_attn.kv_b_proj", Role::kAttention},
-    {"self_attn.q_proj", Role::kAttention},
-    {"self_attn.o_proj", Role::kAttention},
-};
-
-constexpr ModuleRule kMlp[] = {
-    {"mlp.gate_proj", Role::kMlp, "mlp.gate_up"},
-    {"mlp.up_proj", Role::kMlp, "mlp.gate_up"},
-    {"mlp.gate_up_proj", Role::kMlp, "mlp.gate_up"},
-    {"mlp.down_proj", Role::kMlp},
-};
-
-constexpr ModuleRule kExperts[] = {
-    {"mlp.experts.#.gate_proj", Role::kRoutedExperts, "mlp.experts.#"},
-    {"mlp.experts.#.up_proj", Role::kRoutedExperts, "mlp.experts.#"},
-    {"mlp.experts.#.down_proj", Role::kRoutedExperts, "mlp.experts.#"},
-    // All experts in one tensor.
-    {"mlp.experts.gate_up_proj", Role::kRoutedExperts, "mlp.experts"},
-    {"mlp.experts.down_proj", Role::kRoutedExperts, "mlp.experts"},
-    {"mlp.gate", Role::kRouter},
-};
-
-// Laguna and others put the router's correction bias beside the experts.
-constexpr ModuleRule kExpertsBias[] = {{"mlp.experts", Role::kRouter}};
-
-constexpr ModuleRule kSharedExpert[] = {
-    {"mlp.shared_expert.gate_proj", Role::kSharedExperts, "mlp.shared_expert"},
-    {"mlp.shared_expert.up_proj", Role::kSharedExperts, "mlp.shared_expert"},
-    {"mlp.shared_expert.down_proj", Role::kSharedExperts, "mlp.shared_expert"},
-    {"mlp.shared_expert_gate", Role::kRouter},
-};
-
-constexpr ModuleRule kSharedExperts[] = {
-    {"mlp.shared_experts.gate_proj", Role::kSharedExperts, "mlp.shared_experts"},
-    {"mlp.shared_experts.up_proj", Role::kSharedExperts, "mlp.shared_experts"},
-    {"mlp.shared_experts.down_proj", Role::kSharedExperts, "mlp.shared_experts"},
-};
-
-// w1 is the gate, w3 up, w2 down.
-constexpr ModuleRule kBlockSparseExperts[] = {
-    {"block_sparse_moe.experts.#.w1", Role::kRoutedExperts, "block_sparse_moe.experts.#"},
-    {"block_sparse_moe.experts.#.w3", Role::kRoutedExperts, "block_sparse_moe.experts.#"},
-    {"block_sparse_moe.experts.#.w2", Role::kRoutedExperts, "block_sparse_moe.experts.#"},
-    {"block_sparse_moe.gate", Role::kRouter},
-    {"block_sparse_moe", Role::kRouter},  // its e_score_correction_bias
-};
-
-constexpr Rename kLagunaRenames[] = {{".mlp.shared_expert.", ".mlp.shared_experts."}};
-constexpr Rename kBlockSparseRenames[] = {{".block_sparse_moe.", ".mlp."}};
-
-constexpr Rules kLagunaRules[] = {kExperts, kSharedExpert, kExpertsBias, kAttention, kMlp};
-constexpr Rules kDenseRules[] = {kAttention, kMlp};
-constexpr Rules kMoeRules[] = {kExperts, kAttention, kMlp};
-constexpr Rules kSharedMoeRules[] = {kExperts, kSharedExpert, kAttention, kMlp};
-constexpr Rules kMixtralRules[] = {kBlockSparseExperts, kAttention};
-constexpr Rules kDeepseekRules[] = {kExperts, kSharedExperts, kLatentAttention, kMlp};
-constexpr Rules kGlmRules[] = {kExperts, kSharedExperts, kAttention, kMlp};
-// A model of an unknown type: whatever has the usual names.
-constexpr Rules kGenericRules[] = {kExperts,         kSharedExpert, kSharedExperts, kExpertsBias, kBlockSparseExperts, kAttention,
-                                   kLatentAttention, kMlp};
-
-constexpr absl::string_view kLagunaTypes[] = {"laguna"};
-constexpr absl::string_view kLlamaTypes[] = {"llama", "mistral", "ministral", "smollm3"};
-constexpr absl::string_view kQwen2Types[] = {"qwen2"};
-constexpr absl::string_view kQwen3Types[] = {"qwen3"};
-constexpr absl::string_view kGemmaTypes[] = {"gemma", "gemma2", "gemma3_text"};
-constexpr absl::string_view kOlmoTypes[] = {"olmo", "olmo2", "olmo3"};
-constexpr absl::string_view kPhi3Types[] = {"phi3"};
-constexpr absl::string_view kQwen2MoeTypes[] = {"qwen2_moe"};
-constexpr absl::string_view kQwen3MoeTypes[] = {"qwen3_moe"};
-constexpr absl::string_view kOlmoeTypes[] = {"olmoe"};
-constexpr absl::string_view kMixtralTypes[] = {"mixtral"};
-constexpr absl::string_view kMinimaxTypes[] = {"minimax_m2"};
-constexpr absl::string_view kDeepseekTypes[] = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"};
-constexpr absl::string_view kGlmTypes[] = {"glm4_moe"};
-
 // What may stand before "layers.N." and before the modules outside of layers.
-constexpr absl::string_view kPrefixes[] = {"model.", "model.language_model.", "language_model.model.", "language_model.", ""};
+constexpr absl::string_view kPrefixes[] = {
+    "model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.", "thinker.model.", ""};
 
+// Other modalities and what joins them to the text model.
 constexpr absl::string_view kVisionPrefixes[] = {
-    "visual.",       "model.visual.",       "vision_tower.",          "model.vision_tower.",
-    "vision_model.", "model.vision_model.", "multi_modal_projector.", "model.multi_modal_projector.",
+    "visual.",
+    "model.visual.",
+    "thinker.visual.",
+    "vision_tower.",
+    "model.vision_tower.",
+    "vision_model.",
+    "model.vision_model.",
+    "vision_embedder.",
+    "model.vision_embedder.",
+    "embed_vision.",
+    "model.embed_vision.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+    "mm_projector.",
+    "audio_tower.",
+    "model.audio_tower.",
+    "thinker.audio_tower.",
+    "embed_audio.",
+    "model.embed_audio.",
 };
 
 constexpr absl::string_view kMtpPrefixes[] = {"mtp.", "model.mtp."};
@@ -136,6 +49,7 @@ constexpr absl::string_view kParameters[] = {
     "bias",
     "weight_scale_inv",
     "weight_scale",
+    "scale",
     "weight_scale_2",
     "weight_packed",
     "weight_shape",
@@ -143,7 +57,10 @@ constexpr absl::string_view kParameters[] = {
     "weight_global_scale",
     "weight_g_idx",
     "input_scale",
+    "input_zero_point",
     "input_global_scale",
+    "activation_scale",
+    "output_scale",
     "k_scale",
     "v_scale",
     "qweight",
@@ -151,6 +68,9 @@ constexpr absl::string_view kParameters[] = {
     "scales",
     "g_idx",
     "e_score_correction_bias",
+    "expert_bias",
+    "router_bias",
+    "per_expert_scale",
     "A_log",
     "D",
     "dt_bias",
@@ -191,7 +111,10 @@ absl::string_view LastComponent(absl::string_view module) {
 }
 
 // Norms have many names (input_layernorm, q_norm, kv_a_layernorm, pre_feedforward_layernorm, enorm) and one ending.
-bool IsNorm(absl::string_view module) { return absl::EndsWith(LastComponent(module), "norm"); }
+bool IsNorm(absl::string_view module) {
+  const absl::string_view last = LastComponent(module);
+  return absl::EndsWith(last, "norm") || last == "norm_f";
+}
 
 template <size_t N>
 bool StartsWithAny(absl::string_view name, const absl::string_view (&prefixes)[N]) {
@@ -205,15 +128,41 @@ struct LayerName {
   absl::string_view rest;  // "mlp.gate"; empty for a tensor of the layer itself
 };
 
-std::optional<LayerName> SplitLayer(absl::string_view module) {
+std::optional<LayerName> SplitNumber(absl::string_view module, absl::string_view rest) {
+  const std::optional<uint32_t> layer = ParseNumber(TakeComponent(&rest));
+  if (!layer) return std::nullopt;
+  return LayerName{module.substr(0, module.size() - rest.size()), *layer, rest};
+}
+
+// `mtp`: the name stood behind "mtp.", where layers may be numbered at once ("mtp.0.ffn.gate").
+std::optional<LayerName> SplitLayer(absl::string_view module, bool mtp) {
   for (const absl::string_view prefix : kPrefixes) {
     absl::string_view rest = module;
     if (!absl::ConsumePrefix(&rest, prefix) || !absl::ConsumePrefix(&rest, "layers.")) continue;
-    const std::optional<uint32_t> layer = ParseNumber(TakeComponent(&rest));
-    if (!layer) continue;
-    return LayerName{module.substr(0, module.size() - rest.size()), *layer, rest};
+    if (const std::optional<LayerName> name = SplitNumber(module, rest)) return name;
   }
-  return std::nullopt;
+  return mtp ? SplitNumber(module, module) : std::nullopt;
+}
+
+// The rule's set in this layer, "#" replaced by the expert's number; empty for none.
+std::string SetName(absl::string_view before, const LayerName& name, absl::string_view set, absl::string_view expert) {
+  if (set.empty()) return "";
+  const size_t hash = set.find('#');
+  if (hash == absl::string_view::npos) return absl::StrCat(before, name.head, set);
+  return absl::StrCat(before, name.head, set.substr(0, hash), expert, set.substr(hash + 1));
+}
+
+// The name of a module as transformers has it, empty where it is the same.
+std::string TransformersName(absl::string_view module, absl::Span<const Rename> renames) {
+  std::string name = absl::StrCat(".", module, ".");
+  bool renamed = false;
+  for (const Rename& rename : renames) {
+    const size_t at = name.find(std::string(rename.from));
+    if (at == std::string::npos) continue;
+    name.replace(at, rename.from.size(), std::string(rename.to));
+    renamed = true;
+  }
+  return renamed ? name.substr(1, name.size() - 2) : "";
 }
 
 // Role of a module outside of layers.
@@ -221,8 +170,8 @@ Role OuterRole(absl::string_view module) {
   for (const absl::string_view prefix : kPrefixes) {
     absl::string_view rest = module;
     if (!absl::ConsumePrefix(&rest, prefix)) continue;
-    if (rest == "embed_tokens") return Role::kEmbeddings;
-    if (rest == "lm_head") return Role::kLmHead;
+    if (rest == "embed_tokens" || rest == "embed_tokens_per_layer" || rest == "embeddings" || rest == "embed") return Role::kEmbeddings;
+    if (rest == "lm_head" || rest == "head") return Role::kLmHead;
   }
   return IsNorm(module) ? Role::kNorms : Role::kOther;
 }
@@ -243,34 +192,10 @@ constexpr std::array<std::pair<Role, absl::string_view>, 11> kRoleNames = {{
 
 }  // namespace
 
-struct Family::Rules {
-  absl::string_view name;
-  absl::Span<const absl::string_view> model_types;
-  absl::Span<const absl::Span<const ModuleRule>> modules;
-  absl::Span<const Rename> renames;
-};
-
-struct FamilyTable {
-  // One line a family. Multi-token prediction needs none: it is whatever lies in layers behind the last one of the config.
-  static constexpr Family::Rules kRules[] = {
-      {"laguna", kLagunaTypes, kLagunaRules, kLagunaRenames},
-      {"llama", kLlamaTypes, kDenseRules, {}},
-      {"qwen2", kQwen2Types, kDenseRules, {}},
-      {"qwen3", kQwen3Types, kDenseRules, {}},
-      {"gemma", kGemmaTypes, kDenseRules, {}},
-      {"olmo", kOlmoTypes, kDenseRules, {}},
-      {"phi3", kPhi3Types, kDenseRules, {}},
-      {"qwen2_moe", kQwen2MoeTypes, kSharedMoeRules, {}},
-      {"qwen3_moe", kQwen3MoeTypes, kMoeRules, {}},
-      {"olmoe", kOlmoeTypes, kMoeRules, {}},
-      {"mixtral", kMixtralTypes, kMixtralRules, kBlockSparseRenames},
-      {"minimax_m2", kMinimaxTypes, kMixtralRules, kBlockSparseRenames},
-      {"deepseek_v3", kDeepseekTypes, kDeepseekRules, {}},
-      {"glm4_moe", kGlmTypes, kGlmRules, {}},
-  };
-  static constexpr Family::Rules kGeneric = {"generic", {}, kGenericRules, {}};
-
-  static Family Make(const Family::Rules& rules, bool known) {
+// Makes the families of the tables, once.
+class FamilyRegistry {
+ public:
+  static Family Make(const FamilyRules& rules, bool known) {
     Family family;
     family.name_ = std::string(rules.name);
     family.known_ = known;
@@ -278,11 +203,11 @@ struct FamilyTable {
     return family;
   }
 
-  // Families by model_type, never destroyed.
+  // By model_type, never destroyed.
   static const absl::flat_hash_map<absl::string_view, Family>& ByModelType() {
     static const auto* const table = [] {
       auto* families = new absl::flat_hash_map<absl::string_view, Family>();
-      for (const Family::Rules& rules : kRules) {
+      for (const FamilyRules& rules : AllFamilies()) {
         for (const absl::string_view type : rules.model_types) families->emplace(type, Make(rules, true));
       }
       return families;
@@ -291,7 +216,7 @@ struct FamilyTable {
   }
 
   static const Family& Generic() {
-    static const Family* const generic = new Family(Make(kGeneric, false));
+    static const Family* const generic = new Family(Make(GenericFamily(), false));
     return *generic;
   }
 };
@@ -311,14 +236,17 @@ std::optional<Role> ParseRole(absl::string_view name) {
 }
 
 const Family& Family::For(const ModelConfig& config) {
-  const auto& families = FamilyTable::ByModelType();
-  const auto found = families.find(config.model_type);
-  return found == families.end() ? FamilyTable::Generic() : found->second;
+  const auto& families = FamilyRegistry::ByModelType();
+  for (const std::string* type : {&config.model_type, &config.outer_model_type}) {
+    const auto found = families.find(*type);
+    if (found != families.end()) return found->second;
+  }
+  return FamilyRegistry::Generic();
 }
 
 std::vector<std::string> Family::KnownModelTypes() {
   std::vector<std::string> types;
-  for (const auto& [type, family] : FamilyTable::ByModelType()) types.emplace_back(type);
+  for (const auto& [type, family] : FamilyRegistry::ByModelType()) types.emplace_back(type);
   std::sort(types.begin(), types.end());
   return types;
 }
@@ -332,12 +260,7 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
     identity.parameter = std::string(last);
   }
   identity.module = std::string(module);
-  for (const Rename& rename : rules_->renames) {
-    const size_t at = module.find(rename.from);
-    if (at == absl::string_view::npos) continue;
-    identity.transformers_name = absl::StrCat(module.substr(0, at), rename.to, module.substr(at + rename.from.size()));
-    break;
-  }
+  identity.transformers_name = TransformersName(module, rules_->renames);
 
   if (StartsWithAny(module, kVisionPrefixes)) {
     identity.role = Role::kVision;
@@ -347,7 +270,7 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
   const bool mtp_prefix = StartsWithAny(module, kMtpPrefixes);
   if (mtp_prefix) inner.remove_prefix(module.find("mtp.") + 4);
   const absl::string_view before = module.substr(0, module.size() - inner.size());
-  if (const std::optional<LayerName> name = SplitLayer(inner)) {
+  if (const std::optional<LayerName> name = SplitLayer(inner, mtp_prefix)) {
     identity.layer = name->layer;
     identity.role = IsNorm(module) ? Role::kNorms : Role::kOther;
     absl::string_view expert;
@@ -357,11 +280,8 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
       if (rule == group.end()) continue;
       identity.role = rule->role;
       if (!expert.empty()) identity.expert = ParseNumber(expert);
-      if (!rule->set.empty()) {
-        const size_t hash = rule->set.find('#');
-        identity.fused_set = absl::StrCat(before, name->head, rule->set.substr(0, hash));
-        if (hash != absl::string_view::npos) absl::StrAppend(&identity.fused_set, expert, rule->set.substr(hash + 1));
-      }
+      identity.scale_set = SetName(before, *name, rule->matrix, expert);
+      identity.fused_set = rule->block.empty() ? identity.scale_set : SetName(before, *name, rule->block, expert);
       break;
     }
     if (config.num_hidden_layers && name->layer >= *config.num_hidden_layers) identity.role = Role::kMtp;
@@ -371,5 +291,48 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
   if (mtp_prefix) identity.role = Role::kMtp;
   return identity;
 }
+
+std::optional<ExpertStack> Family::FindStack(absl::string_view tensor_name) const {
+  absl::string_view module = absl::StripSuffix(tensor_name, ".weight");
+  absl::string_view inner = module;
+  const bool mtp_prefix = StartsWithAny(module, kMtpPrefixes);
+  if (mtp_prefix) inner.remove_prefix(module.find("mtp.") + 4);
+  if (StartsWithAny(module, kVisionPrefixes)) return std::nullopt;
+  const std::optional<LayerName> name = SplitLayer(inner, mtp_prefix);
+  if (!name) return std::nullopt;
+  const absl::string_view head = module.substr(0, module.size() - name->rest.size());
+  for (const auto& group : rules_->stacks) {
+    const auto rule = std::find_if(group.begin(), group.end(), [&](const StackRule& candidate) { return candidate.pattern == name->rest; });
+    if (rule == group.end()) continue;
+    ExpertStack stack;
+    stack.experts = absl::StrCat(head, rule->experts);
+    stack.base = std::string(module);
+    if (rule->form != ExpertStack::Form::kValues) stack.base.resize(stack.base.rfind('_'));
+    stack.holds = rule->holds;
+    stack.form = rule->form;
+    stack.transposed = rule->transposed;
+    stack.fixed = rule->fixed;
+    stack.interleaved = rule->interleaved;
+    const ExpertNames& names = rules_->experts;
+    switch (rule->holds) {
+      case ExpertStack::Holds::kGateUp:
+        stack.names = {std::string(names.gate), std::string(names.up)};
+        break;
+      case ExpertStack::Holds::kGate:
+        stack.names = {std::string(names.gate)};
+        break;
+      case ExpertStack::Holds::kUp:
+        stack.names = {std::string(names.up)};
+        break;
+      case ExpertStack::Holds::kDown:
+        stack.names = {std::string(names.down)};
+        break;
+    }
+    return stack;
+  }
+  return std::nullopt;
+}
+
+absl::string_view Family::stack_note() const { return rules_->stack_note; }
 
 }  // namespace quern::checkpoint

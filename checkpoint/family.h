@@ -9,9 +9,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/expert_stack.h"
 #include "checkpoint/model_config.h"
 
 namespace quern::checkpoint {
+
+struct FamilyRules;  // checkpoint/family_table.h
 
 // Every tensor has exactly one.
 enum class Role {
@@ -40,6 +43,9 @@ struct ModuleIdentity {
   // Modules that an inference engine fuses, or that one expert consists of, have the same set and are never cut apart; empty: alone.
   // Example: "model.layers.3.self_attn.qkv", "model.layers.3.mlp.experts.17".
   std::string fused_set;
+  // Modules that an engine loads as one matrix under one scale, so that they share scheme and global scale; empty: alone. Of an expert
+  // that is gate and up and not down: "model.layers.3.mlp.experts.17.gate_up".
+  std::string scale_set;
   // The name transformers gives the module at load where it differs from the file's ("mlp.shared_expert." -> "mlp.shared_experts."), else
   // empty.
   std::string transformers_name;
@@ -47,7 +53,7 @@ struct ModuleIdentity {
 
 class Family {
  public:
-  // The table's entry for config.model_type; a generic family of plain 2-D linears when the type is not known.
+  // The table's entry for config.model_type, else for the outer one; a generic family of plain 2-D linears when the type is not known.
   static const Family& For(const ModelConfig& config);
   static std::vector<std::string> KnownModelTypes();
 
@@ -55,14 +61,17 @@ class Family {
   bool known() const { return known_; }
   // Never fails: what no rule describes is kOther.
   ModuleIdentity Identify(absl::string_view tensor_name, const ModelConfig& config) const;
+  // What a tensor with the weights of all experts of a layer holds; nullopt where the family describes none of that name.
+  std::optional<ExpertStack> FindStack(absl::string_view tensor_name) const;
+  // What a plan says where it cuts stacks of this family into experts; mostly empty.
+  absl::string_view stack_note() const;
 
  private:
-  friend struct FamilyTable;
+  friend class FamilyRegistry;
   std::string name_;
   bool known_ = false;
-  // Data of the family; see family.cc and docs/architecture.md for how to add one.
-  struct Rules;
-  const Rules* rules_ = nullptr;
+  // Data of the family; see family_table.h and docs/families.md for how to add one.
+  const FamilyRules* rules_ = nullptr;
 };
 
 }  // namespace quern::checkpoint

@@ -54,6 +54,12 @@ struct Expected {
   const char* fused_set = "";
 };
 
+struct ExpectedScale {
+  const char* model_type;
+  const char* tensor;
+  const char* scale_set;
+};
+
 TEST(FamilyTest, RolesAndFusedSets) {
   const Expected cases[] = {
       {"laguna", "model.embed_tokens.weight", Role::kEmbeddings},
@@ -110,6 +116,144 @@ TEST(FamilyTest, RolesAndFusedSets) {
   }
 }
 
+TEST(FamilyTest, ScaleSetsAreWhatEnginesFuse) {
+  const ExpectedScale cases[] = {
+      {"laguna", "model.layers.3.self_attn.q_proj.weight", "model.layers.3.self_attn.qkv"},
+      {"laguna", "model.layers.3.self_attn.o_proj.weight", ""},
+      {"laguna", "model.layers.3.mlp.experts.5.gate_proj.weight", "model.layers.3.mlp.experts.5.gate_up"},
+      {"laguna", "model.layers.3.mlp.experts.5.up_proj.weight", "model.layers.3.mlp.experts.5.gate_up"},
+      {"laguna", "model.layers.3.mlp.experts.5.down_proj.weight", ""},
+      {"laguna", "model.layers.3.mlp.shared_expert.up_proj.weight", "model.layers.3.mlp.shared_expert.gate_up"},
+      {"laguna", "model.layers.3.mlp.shared_expert.down_proj.weight", ""},
+      {"mixtral", "model.layers.3.block_sparse_moe.experts.5.w1.weight", "model.layers.3.block_sparse_moe.experts.5.w13"},
+      {"mixtral", "model.layers.3.block_sparse_moe.experts.5.w3.weight", "model.layers.3.block_sparse_moe.experts.5.w13"},
+      {"mixtral", "model.layers.3.block_sparse_moe.experts.5.w2.weight", ""},
+      {"deepseek_v3", "model.layers.3.self_attn.q_a_proj.weight", "model.layers.3.self_attn.qkv_a"},
+      {"qwen3_5_moe", "model.language_model.layers.3.linear_attn.in_proj_qkv.weight",
+       "model.language_model.layers.3.linear_attn.in_proj_qkvz"},
+      {"qwen3_5_moe", "model.language_model.layers.3.linear_attn.in_proj_z.weight",
+       "model.language_model.layers.3.linear_attn.in_proj_qkvz"},
+      {"qwen3_next", "model.layers.3.linear_attn.in_proj_qkvz.weight", ""},
+      {"nemotron_h", "backbone.layers.3.mixer.experts.5.up_proj.weight", ""},
+      {"deepseek_v4", "layers.3.ffn.experts.5.w3.weight", "layers.3.ffn.experts.5.w13"},
+      {"deepseek_v4", "mtp.0.ffn.experts.5.w3.weight", "mtp.0.ffn.experts.5.w13"},
+  };
+  for (const ExpectedScale& expected : cases) {
+    EXPECT_EQ(Identify(expected.model_type, expected.tensor).scale_set, expected.scale_set) << expected.tensor;
+  }
+}
+
+// One whole layer of each family: nothing that can be quantized is `other`, but where it is said.
+TEST(FamilyTest, LayersOfAllFamilies) {
+  struct Layer {
+    const char* model_type;
+    const char* prefix;
+    std::map<std::string, Role> modules;
+  };
+  constexpr Role kE = Role::kRoutedExperts, kS = Role::kSharedExperts, kA = Role::kAttention, kM = Role::kMlp, kR = Role::kRouter;
+  const Layer layers[] = {
+      {"qwen3_vl_moe",
+       "model.language_model.layers.3.",
+       {{"self_attn.q_proj.weight", kA}, {"mlp.experts.gate_up_proj", kE}, {"mlp.experts.down_proj", kE}, {"mlp.gate.weight", kR}}},
+      {"qwen3_next",
+       "model.layers.3.",
+       {{"linear_attn.in_proj_qkvz.weight", kA},
+        {"linear_attn.out_proj.weight", kA},
+        {"linear_attn.in_proj_ba.weight", Role::kOther},
+        {"mlp.experts.7.down_proj.weight", kE},
+        {"mlp.shared_expert.down_proj.weight", kS},
+        {"mlp.shared_expert_gate.weight", kR}}},
+      {"qwen3_5_moe_text",
+       "model.language_model.layers.3.",
+       {{"linear_attn.in_proj_qkv.weight", kA}, {"linear_attn.in_proj_z.weight", kA}, {"mlp.experts.7.gate_proj.weight", kE}}},
+      {"deepseek_v32",
+       "model.layers.3.",
+       {{"self_attn.kv_b_proj.weight", kA},
+        {"self_attn.indexer.weights_proj.weight", kR},
+        {"self_attn.indexer.wk.weight", kR},
+        {"mlp.experts.7.gate_proj.weight_scale_inv", kE}}},
+      {"deepseek_v4",
+       "layers.3.",
+       {{"attn.wq_a.weight", kA},
+        {"attn.wkv.weight", kA},
+        {"attn.wo_b.weight", kA},
+        {"ffn.gate.bias", kR},
+        {"ffn.experts.7.w1.scale", kE},
+        {"ffn.shared_experts.w2.weight", kS}}},
+      {"glm4_moe", "model.layers.3.", {{"self_attn.q_proj.bias", kA}, {"mlp.gate.e_score_correction_bias", kR}}},
+      {"glm_moe_dsa", "model.layers.3.", {{"self_attn.q_a_proj.weight", kA}, {"mlp.shared_experts.up_proj.weight", kS}}},
+      {"gpt_oss",
+       "model.layers.3.",
+       {{"self_attn.q_proj.weight", kA},
+        {"mlp.router.weight", kR},
+        {"mlp.router.bias", kR},
+        {"mlp.experts.gate_up_proj_blocks", kE},
+        {"mlp.experts.gate_up_proj", kE},
+        {"mlp.experts.down_proj_bias", kE},
+        {"mlp.experts.7.gate_proj.weight", kE}}},
+      {"minimax_m2",
+       "model.layers.3.",
+       {{"block_sparse_moe.experts.7.w1.weight_scale_inv", kE},
+        {"block_sparse_moe.gate.weight", kR},
+        {"block_sparse_moe.e_score_correction_bias", kR}}},
+      {"llama4_text",
+       "language_model.model.layers.3.",
+       {{"self_attn.q_proj.weight", kA},
+        {"feed_forward.experts.gate_up_proj", kE},
+        {"feed_forward.experts.7.up_proj.weight", kE},
+        {"feed_forward.router.weight", kR},
+        {"feed_forward.shared_expert.up_proj.weight", kS},
+        {"feed_forward.up_proj.weight", kM}}},
+      {"kimi_k2", "language_model.model.layers.3.", {{"mlp.experts.7.gate_proj.weight_packed", kE}, {"self_attn.q_b_proj.weight", kA}}},
+      {"hunyuan_v1_moe",
+       "model.layers.3.",
+       {{"mlp.gate.wg.weight", kR}, {"mlp.shared_mlp.up_proj.weight", kS}, {"self_attn.query_layernorm.weight", Role::kNorms}}},
+      {"ernie4_5_moe",
+       "model.layers.3.",
+       {{"mlp.moe_statics.e_score_correction_bias", kR}, {"mlp.experts.7.up_proj.weight", kE}, {"mlp.gate.weight", kR}}},
+      {"gemma4_text",
+       "model.language_model.layers.3.",
+       {{"experts.gate_up_proj", kE},
+        {"experts.7.down_proj.weight", kE},
+        {"router.proj.weight", kR},
+        {"router.scale", kR},
+        {"mlp.up_proj.weight", kM}}},
+      {"granitemoe",
+       "model.layers.3.",
+       {{"block_sparse_moe.input_linear.weight", kE},
+        {"block_sparse_moe.experts.7.gate_proj.weight", kE},
+        {"block_sparse_moe.router.layer.weight", kR},
+        {"shared_mlp.input_linear.weight", kS}}},
+      {"step3p5",
+       "model.layers.3.",
+       {{"moe.gate_proj.weight", kE},
+        {"moe.experts.7.gate_proj.weight", kE},
+        {"moe.gate.weight", kR},
+        {"share_expert.up_proj.weight", kS}}},
+      {"nemotron_h",
+       "backbone.layers.3.",
+       {{"mixer.experts.7.up_proj.weight", kE},
+        {"mixer.gate.weight", kR},
+        {"mixer.shared_experts.up_proj.weight", kS},
+        {"mixer.k_proj.weight", kA},
+        {"mixer.in_proj.weight", Role::kOther},
+        {"norm.weight", Role::kNorms}}},
+      {"phi3", "model.layers.3.", {{"self_attn.qkv_proj.weight", kA}, {"mlp.gate_up_proj.weight", kM}}},
+  };
+  for (const Layer& layer : layers) {
+    EXPECT_TRUE(Family::For(Config(layer.model_type)).known()) << layer.model_type;
+    for (const auto& [tensor, role] : layer.modules) {
+      const ModuleIdentity identity = Identify(layer.model_type, absl::StrCat(layer.prefix, tensor));
+      EXPECT_EQ(RoleName(identity.role), RoleName(role)) << layer.model_type << " " << tensor;
+      EXPECT_THAT(identity.layer, Optional(3u)) << layer.model_type << " " << tensor;
+    }
+  }
+  EXPECT_EQ(Identify("nemotron_h", "backbone.embeddings.weight").role, Role::kEmbeddings);
+  EXPECT_EQ(Identify("deepseek_v4", "embed.weight").role, Role::kEmbeddings);
+  EXPECT_EQ(Identify("deepseek_v4", "head.weight").role, Role::kLmHead);
+  EXPECT_EQ(Identify("gemma4", "model.audio_tower.layers.0.self_attn.q_proj.weight").role, Role::kVision);
+}
+
 TEST(FamilyTest, NumbersAndParameters) {
   const ModuleIdentity expert = Identify("laguna", "model.layers.12.mlp.experts.255.down_proj.weight");
   EXPECT_EQ(expert.module, "model.layers.12.mlp.experts.255.down_proj");
@@ -146,6 +290,11 @@ TEST(FamilyTest, NamesThatTransformersGives) {
   EXPECT_EQ(Identify("laguna", "model.layers.1.mlp.gate.weight").transformers_name, "");
   EXPECT_EQ(Identify("qwen2_moe", "model.layers.1.mlp.shared_expert.up_proj.weight").transformers_name, "");
   EXPECT_EQ(Identify("mixtral", "model.layers.1.block_sparse_moe.gate.weight").transformers_name, "model.layers.1.mlp.gate");
+  EXPECT_EQ(Identify("phimoe", "model.layers.1.block_sparse_moe.gate.weight").transformers_name, "model.layers.1.mlp.router");
+  EXPECT_EQ(Identify("nemotron_h", "backbone.layers.1.mixer.in_proj.weight").transformers_name, "model.layers.1.mixer.in_proj");
+  EXPECT_EQ(Identify("granitemoe", "model.layers.1.block_sparse_moe.router.layer.weight").transformers_name,
+            "model.layers.1.block_sparse_moe.router");
+  EXPECT_EQ(Identify("deepseek_v4", "layers.1.ffn.shared_experts.w1.weight").transformers_name, "layers.1.mlp.shared_experts.gate_proj");
 }
 
 TEST(FamilyTest, OddNamesAreOther) {

@@ -244,17 +244,31 @@ absl::StatusOr<absl::string_view> JsonCursor::ReadValue() {
 
 void AppendQuotedJson(absl::string_view text, std::string* out) {
   out->push_back('"');
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out->push_back('\\');
-      out->push_back(c);
-    } else if (static_cast<unsigned char>(c) < 0x20) {
+  size_t plain = 0;  // where the characters begin that are not appended yet
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool control = static_cast<unsigned char>(c) < 0x20;
+    if (c != '"' && c != '\\' && !control) continue;
+    out->append(text.data() + plain, i - plain);
+    plain = i + 1;
+    if (control) {
       absl::StrAppendFormat(out, "\\u%04x", static_cast<unsigned>(c));
     } else {
+      out->push_back('\\');
       out->push_back(c);
     }
   }
+  out->append(text.data() + plain, text.size() - plain);
   out->push_back('"');
+}
+
+size_t QuotedJsonSize(absl::string_view text) {
+  size_t size = text.size() + 2;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') size += 1;
+    if (static_cast<unsigned char>(c) < 0x20) size += 5;
+  }
+  return size;
 }
 
 std::string QuoteJson(absl::string_view text) {

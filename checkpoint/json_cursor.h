@@ -115,6 +115,8 @@ class JsonCursor {
 
 // `text` as a JSON string with its quotes. UTF-8 stays as it is.
 std::string QuoteJson(absl::string_view text);
+// Its size.
+size_t QuotedJsonSize(absl::string_view text);
 void AppendQuotedJson(absl::string_view text, std::string* out);
 
 // Whether a file's first bytes are those of a Git-LFS pointer, which stands where the content was not fetched.

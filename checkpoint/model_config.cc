@@ -14,8 +14,8 @@ namespace {
 absl::StatusOr<std::optional<std::string>> FirstMember(absl::string_view text, std::initializer_list<absl::string_view> keys) {
   for (const absl::string_view prefix : {"text_config.", ""}) {
     for (const absl::string_view key : keys) {
-      QUERN_ASSIGN_OR_RETURN(std::optional<std::string> value, GetJsonMember(text, absl::StrCat(prefix, key)));
-      if (value && *value != "null") return value;
+      absl::StatusOr<std::optional<std::string>> value = GetJsonMember(text, absl::StrCat(prefix, key));
+      if (!value.ok() || (value->has_value() && **value != "null")) return value;
     }
   }
   return std::optional<std::string>();
@@ -44,9 +44,10 @@ absl::Status Fill(ModelConfig* config) {
   config->model_type = StringValue(model_type);
   QUERN_ASSIGN_OR_RETURN(config->hidden_size, FirstNumber(text, {"hidden_size"}));
   QUERN_ASSIGN_OR_RETURN(config->num_hidden_layers, FirstNumber(text, {"num_hidden_layers"}));
-  QUERN_ASSIGN_OR_RETURN(config->num_experts, FirstNumber(text, {"num_experts", "num_local_experts", "n_routed_experts"}));
+  QUERN_ASSIGN_OR_RETURN(config->num_experts,
+                         FirstNumber(text, {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"}));
   QUERN_ASSIGN_OR_RETURN(config->intermediate_size, FirstNumber(text, {"intermediate_size"}));
-  QUERN_ASSIGN_OR_RETURN(config->moe_intermediate_size, FirstNumber(text, {"moe_intermediate_size"}));
+  QUERN_ASSIGN_OR_RETURN(config->moe_intermediate_size, FirstNumber(text, {"moe_intermediate_size", "expert_intermediate_size"}));
   // Mixtral and OLMoE have experts only and no name of its own for their size.
   if (config->num_experts && !config->moe_intermediate_size) config->moe_intermediate_size = config->intermediate_size;
   for (const absl::string_view key : {"tie_word_embeddings", "text_config.tie_word_embeddings"}) {
@@ -72,6 +73,11 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view text, absl::strin
 
 absl::StatusOr<std::string> WithQuantizationConfig(const ModelConfig& config, absl::string_view quantization_config) {
   QUERN_ASSIGN_OR_RETURN(std::string text, SetJsonMember(config.text, "quantization_config", quantization_config));
+  return RemoveJsonMember(text, "text_config.quantization_config");
+}
+
+absl::StatusOr<std::string> WithoutQuantizationConfig(const ModelConfig& config) {
+  QUERN_ASSIGN_OR_RETURN(std::string text, RemoveJsonMember(config.text, "quantization_config"));
   return RemoveJsonMember(text, "text_config.quantization_config");
 }
 

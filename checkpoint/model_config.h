@@ -30,6 +30,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view text, absl::strin
 
 // The config with `quantization_config` as its quantization_config; one under text_config is dropped.
 absl::StatusOr<std::string> WithQuantizationConfig(const ModelConfig& config, absl::string_view quantization_config);
+// The config without any.
+absl::StatusOr<std::string> WithoutQuantizationConfig(const ModelConfig& config);
 
 }  // namespace quern::checkpoint
 

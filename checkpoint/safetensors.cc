@@ -235,11 +235,16 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path)
 
 std::string BuildSafetensorsHeader(const std::vector<TensorInfo>& tensors) {
   std::string json = "{\"__metadata__\":{\"format\":\"pt\"}";
+  size_t names = 0;
+  for (const TensorInfo& tensor : tensors) names += tensor.name.size();
+  constexpr size_t kBesideName = 96;  // what most entries need
+  json.reserve(json.size() + names + kBesideName * tensors.size() + kHeaderAlignment);
   for (const TensorInfo& tensor : tensors) {
     json.push_back(',');
     AppendQuotedJson(tensor.name, &json);
-    absl::StrAppend(&json, ":{\"dtype\":\"", DTypeName(tensor.dtype), "\",\"shape\":", ShapeText(tensor.shape), ",\"data_offsets\":[",
-                    tensor.begin, ",", tensor.end, "]}");
+    absl::StrAppend(&json, ":{\"dtype\":\"", DTypeName(tensor.dtype), "\",\"shape\":[");
+    for (size_t i = 0; i < tensor.shape.size(); ++i) absl::StrAppend(&json, i > 0 ? "," : "", tensor.shape[i]);
+    absl::StrAppend(&json, "],\"data_offsets\":[", tensor.begin, ",", tensor.end, "]}");
   }
   json.push_back('}');
   const uint64_t total = (kLengthBytes + json.size() + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment;

@@ -65,8 +65,10 @@ void QuantizeOptions::AddTo(CLI::App& app, bool output) {
   app.add_option("source", source, "Checkpoint directory, or org/name[@revision] in the local Hugging Face cache")
       ->required()
       ->type_name("SRC");
-  app.add_option("--scheme", scheme, "Preset such as W4A16, W4A16_ASYM or W8A16")->type_name("NAME");
+  app.add_option("--scheme", scheme, "Preset such as W4A16_ASYM, FP8_DYNAMIC, NVFP4A16 or MXFP4A16")->type_name("NAME");
   app.add_option("--group-size", group_size, "Weights that share a scale, or \"channel\" for one scale a row")->type_name("N|channel");
+  app.add_option("--observer", observer, "How scales are found: minmax, mse, nvfp4_sweep, or imatrix_mse (with --importance)")
+      ->type_name("NAME");
   app.add_option("--targets", targets,
                  "What is quantized: a role, an exact module name, a glob, or re:REGEX; Linear, every linear weight, where nothing else is "
                  "said. May be repeated; commas separate")
@@ -78,9 +80,26 @@ void QuantizeOptions::AddTo(CLI::App& app, bool output) {
       ->type_name("PATTERN");
   app.add_option("--recipe", recipe_file, "YAML recipe; the options above are applied on top of it")->type_name("FILE");
   app.add_option("--max-shard-size", max_shard_size, "Largest file of the output")->type_name("SIZE")->capture_default_str();
+  app.add_option("--export", export_format, "Format of the result")
+      ->check(CLI::IsMember({"compressed-tensors", "modelopt"}))
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  app.add_option("--activation-scales", activation_scales,
+                 "Safetensors file with the largest magnitude of each module's input activations, for FP8 and NVFP4 with static scales")
+      ->type_name("FILE");
+  app.add_option("--importance", importance, "Safetensors file with E[x^2] of each module's input channels, for the observer imatrix_mse")
+      ->type_name("FILE");
+  app.add_flag("--allow-requantize", allow_requantize, "Also quantize weights that are stored in 4-bit integers already");
   if (!output) return;
   app.add_flag("--overwrite", overwrite, "Replace a result of Quern that is in the output, or a job that was begun with other options");
   app.add_flag("--verify-source", verify_source, "Hash all of the source before the start, not only samples of it");
+}
+
+bool QuantizeOptions::SaysHow() const {
+  for (const std::string* text : {&scheme, &group_size, &observer, &recipe_file, &activation_scales, &importance}) {
+    if (!text->empty()) return true;
+  }
+  return !targets.empty() || !ignore.empty() || allow_requantize || export_format != "compressed-tensors";
 }
 
 absl::StatusOr<quern::v1::QuantizeSpec> QuantizeOptions::ToSpec(bool remote) const {
@@ -106,7 +125,39 @@ absl::StatusOr<quern::v1::QuantizeSpec> QuantizeOptions::ToSpec(bool remote) con
   spec.set_max_shard_size(shard_size);
   spec.set_overwrite(overwrite);
   spec.set_verify_source(verify_source);
-  spec.set_export_format("compressed-tensors");
+  spec.set_observer(observer);
+  spec.set_export_format(export_format);
+  spec.set_allow_requantize(allow_requantize);
+  if (!activation_scales.empty()) {
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_activation_scales(), ResolveFile("--activation-scales", activation_scales, remote));
+  }
+  if (!importance.empty()) {
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_importance(), ResolveFile("--importance", importance, remote));
+  }
+  return spec;
+}
+
+void DequantizeOptions::AddTo(CLI::App& app) {
+  app.add_option("source", source, "Quantized checkpoint directory, or org/name[@revision] in the local Hugging Face cache")
+      ->required()
+      ->type_name("DIR");
+  app.add_option("--dtype", dtype, "Of the weights that were quantized: bf16, f16 or f32; others keep theirs")
+      ->check(CLI::IsMember({"bf16", "f16", "f32"}, CLI::ignore_case))
+      ->type_name("D")
+      ->capture_default_str();
+  app.add_option("--max-shard-size", max_shard_size, "Largest file of the output")->type_name("SIZE")->capture_default_str();
+  app.add_flag("--overwrite", overwrite, "Replace a result of Quern that is in the output, or a job that was begun with other options");
+  app.add_flag("--verify-source", verify_source, "Hash all of the source before the start, not only samples of it");
+}
+
+absl::StatusOr<quern::v1::DequantizeSpec> DequantizeOptions::ToSpec(bool remote) const {
+  quern::v1::DequantizeSpec spec;
+  QUERN_ASSIGN_OR_RETURN(const uint64_t shard_size, ParseSizeOption("--max-shard-size", max_shard_size));
+  QUERN_ASSIGN_OR_RETURN(*spec.mutable_source(), ResolveSource(source, remote));
+  spec.set_dtype(absl::AsciiStrToUpper(dtype));
+  spec.set_max_shard_size(shard_size);
+  spec.set_overwrite(overwrite);
+  spec.set_verify_source(verify_source);
   return spec;
 }
 

@@ -36,15 +36,35 @@ struct QuantizeOptions {
   std::string group_size;
   std::vector<std::string> targets;
   std::vector<std::string> ignore;
+  std::string observer;
   std::string recipe_file;
+  std::string export_format = "compressed-tensors";
+  std::string activation_scales;
+  std::string importance;
+  bool allow_requantize = false;
   std::string max_shard_size = "2GiB";
   bool overwrite = false;
   bool verify_source = false;
 
   // `output`: also the options that only matter when something is written.
   void AddTo(CLI::App& app, bool output);
+  // Whether any option says what is quantized or how.
+  bool SaysHow() const;
   // Reads the recipe file. `remote`: the coordinator may run on another machine. Leaves output, memory and reader empty.
   absl::StatusOr<quern::v1::QuantizeSpec> ToSpec(bool remote) const;
+};
+
+// Which checkpoint is made plain again, and how.
+struct DequantizeOptions {
+  std::string source;
+  std::string dtype = "bf16";
+  std::string max_shard_size = "2GiB";
+  bool overwrite = false;
+  bool verify_source = false;
+
+  void AddTo(CLI::App& app);
+  // As QuantizeOptions::ToSpec.
+  absl::StatusOr<quern::v1::DequantizeSpec> ToSpec(bool remote) const;
 };
 
 // Sizes on the command line: UsageError names the option.

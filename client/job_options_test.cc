@@ -66,6 +66,41 @@ TEST(JobOptionsTest, EveryOptionReachesTheSpec) {
   EXPECT_EQ(parsed.worker.reader, "mmap");
 }
 
+TEST(JobOptionsTest, FormatsAndFilesReachTheSpec) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("options"));
+  const std::string scales = directory.path() + "/scales.safetensors", importance = directory.path() + "/importance.safetensors";
+  QUERN_ASSERT_OK(WriteFileDurably(scales, ""));
+  QUERN_ASSERT_OK(WriteFileDurably(importance, ""));
+  const Parsed parsed = Parse({"org/name", "--scheme", "NVFP4", "--observer", "imatrix_mse", "--export", "modelopt", "--activation-scales",
+                               scales, "--importance", importance, "--allow-requantize"});
+  EXPECT_TRUE(parsed.job.SaysHow());
+  QUERN_ASSERT_OK_AND_ASSIGN(quern::v1::QuantizeSpec spec, parsed.job.ToSpec(false));
+  EXPECT_EQ(spec.observer(), "imatrix_mse");
+  EXPECT_EQ(spec.export_format(), "modelopt");
+  EXPECT_EQ(spec.activation_scales(), scales);
+  EXPECT_EQ(spec.importance(), importance);
+  EXPECT_TRUE(spec.allow_requantize());
+  EXPECT_THROW(Parse({"org/name", "--scheme", "NVFP4", "--export", "gguf"}), CLI::ParseError);
+  const Parsed missing = Parse({"org/name", "--scheme", "NVFP4", "--activation-scales", "/nowhere/scales"});
+  EXPECT_THAT(missing.job.ToSpec(false), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--activation-scales")));
+  EXPECT_THAT(missing.job.ToSpec(/*remote=*/true), IsOk()) << "the coordinator may see it";
+}
+
+TEST(JobOptionsTest, DequantizeOptionsReachTheSpec) {
+  DequantizeOptions options;
+  CLI::App app;
+  options.AddTo(app);
+  std::vector<std::string> arguments = {"--verify-source", "--overwrite", "1GiB", "--max-shard-size", "F32", "--dtype", "org/name"};
+  app.parse(arguments);  // reversed, as CLI11 wants it
+  QUERN_ASSERT_OK_AND_ASSIGN(quern::v1::DequantizeSpec spec, options.ToSpec(false));
+  EXPECT_EQ(spec.source(), "org/name");
+  EXPECT_EQ(spec.dtype(), "F32");
+  EXPECT_EQ(spec.max_shard_size(), kGiB);
+  EXPECT_TRUE(spec.overwrite());
+  EXPECT_TRUE(spec.verify_source());
+  EXPECT_EQ(DequantizeOptions{.source = "a/b"}.ToSpec(false)->dtype(), "BF16");
+}
+
 TEST(JobOptionsTest, DefaultsAreTheDocumentedOnes) {
   const Parsed parsed = Parse({"org/name", "--scheme", "W4A16"});
   QUERN_ASSERT_OK_AND_ASSIGN(quern::v1::QuantizeSpec spec, parsed.job.ToSpec(false));

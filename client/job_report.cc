@@ -63,6 +63,8 @@ std::string Describe(const JobSpec& spec) {
   switch (spec.details_case()) {
     case JobSpec::kQuantize:
       return absl::StrCat("quantize ", spec.quantize().source(), " -> ", spec.output());
+    case JobSpec::kDequantize:
+      return absl::StrCat("dequantize ", spec.dequantize().source(), " -> ", spec.output());
     case JobSpec::kVerify:
       return absl::StrCat("verify ", spec.output(),
                           spec.verify().against().empty() ? "" : absl::StrCat(" against ", spec.verify().against()));

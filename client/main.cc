@@ -1,4 +1,5 @@
 // The program `quern`.
+#include <grpc/grpc.h>
 #include <grpc/support/log.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -15,6 +16,9 @@ int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
   // gRPC's own messages do not belong on a user's terminal; what they mean is in the status of the call.
   gpr_set_log_function([](gpr_log_func_args*) {});
+
+  // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
+  grpc_init();
 
   quern::client::Console console{.out = std::cout, .err = std::cerr};
   console.err_is_terminal = isatty(STDERR_FILENO) == 1;

@@ -60,4 +60,11 @@ absl::StatusOr<std::string> ResolveSource(const std::string& text, bool remote) 
   return absl::NotFoundError(absl::StrCat("there is no directory ", text, ", and it is no name of the form org/name[@revision] either"));
 }
 
+absl::StatusOr<std::string> ResolveFile(absl::string_view option, const std::string& text, bool remote) {
+  std::error_code error;
+  if (std::filesystem::is_regular_file(text, error)) return AbsolutePath(text);
+  if (remote && absl::StartsWith(text, "/") && !std::filesystem::exists(text, error)) return text;
+  return UsageError(absl::StrCat(option, ": there is no file ", text));
+}
+
 }  // namespace quern::client

@@ -23,6 +23,10 @@ bool IsRepositoryName(absl::string_view text);
 // where the coordinator runs.
 absl::StatusOr<std::string> ResolveSource(const std::string& text, bool remote);
 
+// The absolute path of a file that the coordinator is to read. UsageError naming `option` when it is no file here, except for an absolute
+// path with `remote`, as above.
+absl::StatusOr<std::string> ResolveFile(absl::string_view option, const std::string& text, bool remote);
+
 }  // namespace quern::client
 
 #endif  // QUERN_CLIENT_PATHS_H_

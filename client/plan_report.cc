@@ -1,6 +1,8 @@
 #include "client/plan_report.h"
 
+#include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
@@ -77,6 +79,44 @@ Table FatesTable(const RepeatedPtrField<TensorFate>& fates, bool all) {
   return table;
 }
 
+// What is quantized in each scheme, in the order of the tensors.
+Table SchemesTable(const RepeatedPtrField<TensorFate>& fates) {
+  struct Sum {
+    std::string scheme;
+    uint64_t modules = 0;
+    uint64_t weights = 0;
+    std::vector<std::string> reasons;  // the targets that chose it
+  };
+  std::vector<Sum> sums;
+  std::map<std::string, size_t> index;
+  for (const TensorFate& fate : fates) {
+    if (fate.fate() != TensorFate::QUANTIZED) continue;
+    const auto [at, added] = index.emplace(fate.scheme(), sums.size());
+    if (added) sums.push_back({fate.scheme(), 0, 0, {}});
+    Sum& sum = sums[at->second];
+    ++sum.modules;
+    uint64_t weights = 1;
+    for (const uint64_t dimension : fate.shape()) weights *= dimension;
+    sum.weights += weights;
+    if (std::find(sum.reasons.begin(), sum.reasons.end(), fate.reason()) == sum.reasons.end()) sum.reasons.push_back(fate.reason());
+  }
+  Table table({{"SCHEME"}, {"MODULES", kRight}, {"WEIGHTS", kRight}, {"CHOSEN BY"}});
+  for (const Sum& sum : sums) {
+    table.AddRow({sum.scheme, FormatCount(sum.modules), FormatCount(sum.weights), absl::StrJoin(sum.reasons, ", ")});
+  }
+  return table;
+}
+
+// "compressed-tensors mixed-precision", "modelopt W4A16_NVFP4"; empty when there is no config.
+std::string FormatOf(const std::string& quantization_config) {
+  const nlohmann::json config = nlohmann::json::parse(quantization_config, nullptr, /*allow_exceptions=*/false);
+  std::vector<std::string> words;
+  for (const char* key : {"quant_method", "format", "quant_algo"}) {
+    if (config.is_object() && config.contains(key) && config[key].is_string()) words.push_back(config[key].get<std::string>());
+  }
+  return absl::StrJoin(words, " ");
+}
+
 }  // namespace
 
 std::vector<FateGroup> GroupFates(const RepeatedPtrField<TensorFate>& fates) {
@@ -118,6 +158,7 @@ std::string FormatPlan(const quern::v1::PlanJobResponse& plan, bool all) {
   const quern::v1::PlanSummary& summary = plan.summary();
   std::string text = absl::StrCat("source  ", summary.source(), "\n        ", summary.model_type(), ", ",
                                   FormatCount(summary.source_files_size()), " files, ", FormatBytes(summary.source_bytes()), "\n");
+  if (const std::string format = FormatOf(summary.quantization_config()); !format.empty()) absl::StrAppend(&text, "format  ", format, "\n");
 
   Table patterns({{"KIND"}, {"PATTERN"}, {"SCHEME"}, {"MATCHES", kRight}, {"FOR EXAMPLE"}});
   for (const auto& pattern : summary.patterns()) {
@@ -125,6 +166,7 @@ std::string FormatPlan(const quern::v1::PlanJobResponse& plan, bool all) {
                      pattern.examples_size() > 0 ? pattern.examples(0) : ""});
   }
   AppendSection(&text, "What the patterns matched", patterns);
+  AppendSection(&text, "Schemes", SchemesTable(plan.fates()));
   AppendSection(&text,
                 absl::StrCat("What becomes of the tensors (", FormatCount(summary.quantized_tensors()), " quantized, ",
                              FormatCount(summary.copied_tensors()), " copied, ", FormatCount(summary.dropped_size()), " dropped)"),

@@ -52,6 +52,22 @@ TEST(PlanReportTest, OtherReasonIsAnotherLineInTheOrderOfTheFile) {
   EXPECT_EQ(groups[2].name, "model.norm.weight");
 }
 
+TEST(PlanReportTest, SchemesWithWhatChoseThem) {
+  PlanJobResponse plan;
+  plan.mutable_summary()->set_quantization_config("{\"quant_method\": \"compressed-tensors\", \"format\": \"mixed-precision\"}");
+  Add(plan, "a.weight", TensorFate::QUANTIZED, "mlp", {100, 50});
+  Add(plan, "b.weight", TensorFate::QUANTIZED, "attention", {7, 3});
+  Add(plan, "c.weight", TensorFate::QUANTIZED, "re:.*c", {10, 1});
+  Add(plan, "norm.weight", TensorFate::COPIED, "norm");
+  plan.mutable_fates(0)->set_scheme("scheme one");
+  plan.mutable_fates(1)->set_scheme("scheme two");
+  plan.mutable_fates(2)->set_scheme("scheme one");
+  const std::string text = FormatPlan(plan, false);
+  EXPECT_THAT(text, HasSubstr("format  compressed-tensors mixed-precision\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("scheme one +2 +5,010 +mlp, re:.*c\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("scheme two +1 +21 +attention\n"));
+}
+
 TEST(PlanReportTest, NumbersWithLeadingZerosAreNames) {
   PlanJobResponse plan;
   Add(plan, "blocks.007.weight", TensorFate::COPIED, "other");

@@ -1,9 +1,11 @@
 // The coordinator: plans jobs, keeps their queue, publishes their results.
+#include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/coordinator.h"
 #include "daemon/rpc/server.h"
+#include "grpc/grpc.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
@@ -32,7 +35,7 @@ struct Flags {
   std::vector<std::string> allow_roots;
   bool in_memory = false;
   bool is_private = false;
-  int parent_fd = -1;
+  std::optional<int> parent_fd;
 };
 
 std::string HostName() {
@@ -78,10 +81,10 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> coordinator, Coordinator::Start(std::move(options)));
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Server> server, Server::Start(coordinator.get(), flags.listen));
   // Only now: before, there is nothing to stop cleanly.
-  WatchParent(flags.parent_fd, [] {
+  WatchParent(flags.parent_fd.value_or(-1), [] {
     if (kill(getpid(), SIGTERM) != 0) _exit(kExitFailed);
   });
-  for (const std::string& address : flags.listen) spdlog::info("listening on {}", address);
+  for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
   WaitForSignal(signals);
   server->Shutdown();
   server.reset();
@@ -94,6 +97,7 @@ int Main(int argc, char** argv) {
   app.footer(
       "Example:\n  quernd --state-dir /var/lib/quern --listen unix:/run/quern/quern.sock --listen 127.0.0.1:7450 --allow-root "
       "/data/models\n");
+  app.set_version_flag("--version", absl::StrCat("quernd ", QUERN_VERSION));
   Flags flags;
   app.add_option("--state-dir", flags.state_dir, "Directory of the job store; made if absent");
   app.add_option("--listen", flags.listen, "unix:/path or a loopback host:port; may be repeated")->required();
@@ -110,12 +114,18 @@ int Main(int argc, char** argv) {
     fprintf(stderr, "quernd: give either --state-dir DIR or --in-memory\n");
     return kExitUsage;
   }
+  if (flags.parent_fd.has_value() && fcntl(*flags.parent_fd, F_GETFD) < 0) {
+    fprintf(stderr, "quernd: --parent-fd %d: this process has no such open file\n", *flags.parent_fd);
+    return kExitUsage;
+  }
   for (const std::string& address : flags.listen) {
     if (const absl::Status status = CheckListenAddress(address); !status.ok()) {
       fprintf(stderr, "quernd: %s\n", std::string(status.message()).c_str());
       return kExitUsage;
     }
   }
+  // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
+  grpc_init();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("quernd"));
   spdlog::set_level(flags.is_private ? spdlog::level::warn : spdlog::level::info);
   // Plans are large and short-lived: with an arena for each thread they would stay.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "quant/tile_status.h"
 
 namespace quern::quant {
 namespace {
@@ -28,34 +29,6 @@ class RowRanges : public Statistics {
 
   std::vector<scalar::Range> ranges;
 };
-
-absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group) {
-  const int64_t row = tile.row_begin + problem.row;
-  const int64_t column = tile.col_begin + problem.column;
-  switch (problem.kind) {
-    case scalar::Problem::kNone:
-      return absl::OkStatus();
-    case scalar::Problem::kNan:
-    case scalar::Problem::kInf:
-      return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is ",
-                                                     problem.kind == scalar::Problem::kNan ? "NaN" : "infinite",
-                                                     "; repair the weight, or replace such elements with nonfinite: clamp"));
-    case scalar::Problem::kOverflow:
-      break;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("row ", row, ", columns ", column, " to ", column + group - 1,
-                                                 ": the difference of the largest and the smallest value overflows ", DTypeName(tile.dtype),
-                                                 ", so that the scale is not finite; use a symmetric scheme, or nonfinite: clamp"));
-}
-
-absl::Status CheckTile(const Tile& tile, int64_t column_multiple) {
-  if (tile.rows() < 1 || tile.cols() < 1 || tile.row_begin < 0 || tile.col_begin < 0 || tile.col_begin % column_multiple != 0 ||
-      (tile.rows() > 1 && tile.row_begin % kWordMultiple != 0)) {
-    return absl::InternalError(absl::StrCat("no valid tile: rows ", tile.row_begin, " to ", tile.row_end, ", columns ", tile.col_begin,
-                                            " to ", tile.col_end, ", column multiple ", column_multiple));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -156,7 +129,7 @@ std::unique_ptr<Statistics> IntegerScheme::NewStatistics(Shape2D weight) const {
 }
 
 absl::Status IntegerScheme::Observe(const Tile& tile, const ModuleInputs&, Statistics& statistics) const {
-  QUERN_RETURN_IF_ERROR(CheckTile(tile, ColumnMultiple()));
+  QUERN_RETURN_IF_ERROR(CheckTile(tile, RowMultiple(), ColumnMultiple()));
   std::vector<scalar::Range>& ranges = static_cast<RowRanges&>(statistics).ranges;
   if (tile.row_end > static_cast<int64_t>(ranges.size())) {
     return absl::InternalError(absl::StrCat("scheme \"", spec_.ToString(), "\": no statistics are kept for row ", tile.row_end - 1));
@@ -172,7 +145,7 @@ absl::Status IntegerScheme::Observe(const Tile& tile, const ModuleInputs&, Stati
 }
 
 absl::StatusOr<IntegerTile> IntegerScheme::Resolve(const Tile& tile, absl::Span<const RegionBuffer> regions) const {
-  QUERN_RETURN_IF_ERROR(CheckTile(tile, ColumnMultiple()));
+  QUERN_RETURN_IF_ERROR(CheckTile(tile, RowMultiple(), ColumnMultiple()));
   IntegerTile work;
   QUERN_ASSIGN_OR_RETURN(work.element, ElementTypeOf(tile.dtype));
   work.format = format_;

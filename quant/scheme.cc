@@ -7,6 +7,7 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "quant/float_scheme.h"
 #include "quant/integer_scheme.h"
 
 namespace quern::quant {
@@ -37,7 +38,13 @@ absl::StatusOr<const Scheme*> Scheme::For(const SchemeSpec& spec) {
   Registry& registry = TheRegistry();
   MutexLock lock(&registry.mutex);
   std::unique_ptr<const Scheme>& scheme = registry.schemes[spec.ToString()];
-  if (scheme == nullptr) scheme = std::make_unique<IntegerScheme>(spec);
+  if (scheme == nullptr) {
+    if (spec.type == NumberType::kFloat) {
+      scheme = std::make_unique<FloatScheme>(spec);
+    } else {
+      scheme = std::make_unique<IntegerScheme>(spec);
+    }
+  }
   return scheme.get();
 }
 

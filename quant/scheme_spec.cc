@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "quant/float_scheme.h"
 
 namespace quern::quant {
 namespace {
@@ -216,7 +217,8 @@ absl::Status CheckSupported(const SchemeSpec& spec) {
   const auto unsupported = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("scheme \"", spec.ToString(), "\" is not supported: ", what));
   };
-  if (spec.type != NumberType::kInt) return unsupported("only integer weights are");
+  if (spec.type == NumberType::kFloat) return CheckFloatScheme(spec);
+  if (spec.type != NumberType::kInt) return unsupported("only integer and float weights are");
   if (spec.num_bits < 2 || spec.num_bits > 8) return unsupported("integers have 2 to 8 bits");
   if (spec.strategy != Strategy::kGroup && spec.strategy != Strategy::kChannel) return unsupported("strategies are group and channel");
   if (spec.strategy == Strategy::kGroup && (spec.group_size < 1 || spec.group_size > kLargestGroup)) {

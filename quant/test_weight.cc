@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "base/digest.h"
 #include "base/status_macros.h"
@@ -74,14 +75,16 @@ std::vector<RegionBuffer> BuffersOf(EncodedWeight& encoded) {
   return buffers;
 }
 
-absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeight& weight, const Tiling& tiling,
-                                           NonfinitePolicy nonfinite) {
+absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeight& weight, const Tiling& tiling, NonfinitePolicy nonfinite,
+                                           const ModuleInputs& inputs, absl::Span<const TestWeight> others) {
   EncodedWeight encoded;
   QUERN_ASSIGN_OR_RETURN(encoded.regions, scheme.Regions(weight.dtype, weight.shape));
   for (const Region& region : encoded.regions) {
     encoded.data.push_back(region.constant);
     // What accumulates begins as zeros; garbage elsewhere shows bytes that nobody writes.
-    if (region.constant.empty()) encoded.data.back().assign(region.shape[0] * region.bytes_per_row, region.accumulates ? '\0' : '\xA5');
+    if (region.constant.empty() && !region.computed) {
+      encoded.data.back().assign(region.shape[0] * region.bytes_per_row, region.accumulates ? '\0' : '\xA5');
+    }
   }
   encoded.errors.resize(weight.shape.rows);
   const std::vector<Tile> tiles = TilesOf(weight, tiling);
@@ -91,13 +94,26 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeigh
     // Two partial ones, merged.
     const std::unique_ptr<Statistics> other = scheme.NewStatistics(weight.shape);
     for (size_t i = 0; i < tiles.size(); ++i) {
-      QUERN_RETURN_IF_ERROR(scheme.Observe(tiles[i], ModuleInputs(), i % 3 == 1 ? *other : *statistics));
+      QUERN_RETURN_IF_ERROR(scheme.Observe(tiles[i], inputs, i % 3 == 1 ? *other : *statistics));
     }
     statistics->Merge(*other);
+    for (const TestWeight& member : others) {
+      const std::unique_ptr<Statistics> more = scheme.NewStatistics(member.shape);
+      for (const Tile& tile : TilesOf(member, tiling)) QUERN_RETURN_IF_ERROR(scheme.Observe(tile, inputs, *more));
+      statistics->Merge(*more);
+    }
   }
+  QUERN_ASSIGN_OR_RETURN(std::vector<std::string> computed, scheme.ComputedRegions(weight.dtype, weight.shape, statistics.get(), inputs));
+  size_t next = 0;
+  for (size_t i = 0; i < encoded.regions.size(); ++i) {
+    if (!encoded.regions[i].computed) continue;
+    if (next == computed.size()) return absl::InternalError("fewer computed regions than regions that are computed");
+    encoded.data[i] = std::move(computed[next++]);
+  }
+  if (next != computed.size()) return absl::InternalError("more computed regions than regions that are computed");
   const std::vector<RegionBuffer> buffers = BuffersOf(encoded);
   for (const Tile& tile : tiles) {
-    QUERN_RETURN_IF_ERROR(scheme.Encode(tile, ModuleInputs(), statistics.get(), nonfinite, buffers,
+    QUERN_RETURN_IF_ERROR(scheme.Encode(tile, inputs, statistics.get(), nonfinite, buffers,
                                         absl::MakeSpan(encoded.errors).subspan(tile.row_begin, tile.rows())));
   }
   return encoded;

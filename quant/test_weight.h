@@ -34,9 +34,10 @@ struct EncodedWeight {
 // Regions' buffers over whole regions.
 std::vector<RegionBuffer> BuffersOf(EncodedWeight& encoded);
 
-// Encodes all tiles, with the statistics pass where the scheme needs it.
+// Encodes all tiles, with the statistics pass where the scheme needs it. `others` are the other weights of its set.
 absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeight& weight, const Tiling& tiling,
-                                           NonfinitePolicy nonfinite = NonfinitePolicy::kFail);
+                                           NonfinitePolicy nonfinite = NonfinitePolicy::kFail, const ModuleInputs& inputs = ModuleInputs(),
+                                           absl::Span<const TestWeight> others = {});
 // Decodes all tiles; the bytes are laid out as the weight's.
 absl::StatusOr<std::string> DecodeWeight(const Scheme& scheme, const TestWeight& weight, EncodedWeight& encoded, const Tiling& tiling);
 

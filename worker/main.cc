@@ -1,4 +1,6 @@
 // quern-worker: joins a coordinator and quantizes for it. The same program is supervisor and, with --executor, its child.
+#include <fcntl.h>
+#include <grpc/grpc.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,6 +14,7 @@
 #include <array>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -28,6 +31,7 @@
 #include "base/status_macros.h"
 #include "base/subprocess.h"
 #include "base/task_memory.h"
+#include "base/worker_name.h"
 #include "quant/numerics_version.h"
 #include "quant/scheme.h"
 #include "spdlog/sinks/stdout_sinks.h"
@@ -44,6 +48,11 @@ namespace {
 constexpr int kDone = 0;
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
+// The coordinator said so: another worker has this one's name. To start it again as it is would only stop the other one.
+constexpr int kToldToStop = 3;
+
+// More than any machine has cores; each thread takes a stack and a share of the buffers.
+constexpr int kMaxThreads = 1024;
 
 // sockaddr_un ends a path at 108 bytes with its zero.
 constexpr size_t kMaxSocketPath = 107;
@@ -54,9 +63,9 @@ struct Flags {
   int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   std::string device = "cpu";
   std::string reader = "auto";
-  std::string name;
+  std::optional<std::string> name;
   std::string available_for;
-  int parent_fd = -1;
+  std::optional<int> parent_fd;
   bool executor = false;
   int channel_fd = -1;
 };
@@ -66,6 +75,8 @@ struct Settings {
   uint64_t memory = 0;
   absl::Duration available_for = absl::InfiniteDuration();
 };
+
+uint64_t MachineMemory() { return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
 
 absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
   Settings settings;
@@ -78,16 +89,28 @@ absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
     return absl::InvalidArgumentError(absl::StrCat("--device ", flags.device, ": this build has no CUDA backend, the only device is cpu"));
   }
   if (const absl::Status reader = ParseReaderMode(flags.reader).status(); !reader.ok()) return Annotate(reader, "--reader");
-  if (flags.threads < 1) return absl::InvalidArgumentError(absl::StrCat("--threads ", flags.threads, ": at least 1"));
+  if (flags.threads < 1 || flags.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(absl::StrCat("--threads ", flags.threads, ": give 1 to ", kMaxThreads));
+  }
+  if (flags.name.has_value()) {
+    if (const absl::Status name = CheckWorkerName(*flags.name); !name.ok()) return Annotate(name, "--name");
+  }
+  if (flags.parent_fd.has_value() && fcntl(*flags.parent_fd, F_GETFD) < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--parent-fd ", *flags.parent_fd, ": this process has no such open file"));
+  }
   const absl::StatusOr<uint64_t> memory = ParseByteSize(flags.memory);
   if (!memory.ok()) return Annotate(memory.status(), "--memory");
   if (*memory < kMinimumTaskMemory) {
     return absl::InvalidArgumentError(
         absl::StrCat("--memory ", flags.memory, ": no task runs with less than ", FormatByteSize(kMinimumTaskMemory)));
   }
+  if (const uint64_t machine = MachineMemory(); *memory > machine) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--memory ", flags.memory, ": more than the ", FormatByteSize(machine), " that this machine has"));
+  }
   settings.memory = *memory;
   if (!flags.available_for.empty() &&
-      (!absl::ParseDuration(flags.available_for, &settings.available_for) || settings.available_for < absl::ZeroDuration())) {
+      (!absl::ParseDuration(flags.available_for, &settings.available_for) || settings.available_for <= absl::ZeroDuration())) {
     return absl::InvalidArgumentError(absl::StrCat("--available-for ", flags.available_for, ": no duration such as 90m or 11h30m"));
   }
   return settings;
@@ -108,6 +131,13 @@ absl::StatusOr<std::string> NewUuid() {
   bytes[8] = (bytes[8] & 0x3f) | 0x80;
   const std::string hex = HexDigest(absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   return absl::StrCat(hex.substr(0, 8), "-", hex.substr(8, 4), "-", hex.substr(12, 4), "-", hex.substr(16, 4), "-", hex.substr(20));
+}
+
+// Unlike that of any other worker: containers may share a host's name and all be process 1.
+std::string DefaultName(absl::string_view host, absl::string_view incarnation) {
+  const std::string process = absl::StrCat("-", getpid(), "-", incarnation.substr(0, 8));
+  const std::string name = absl::StrCat(host, process);
+  return CheckWorkerName(name).ok() ? name : absl::StrCat("worker", process);
 }
 
 // The program's own file under its name, for the children. When it has been replaced since (an upgrade), the one that runs: both ends of
@@ -218,8 +248,8 @@ class SignalThread {
 absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   SupervisorOptions options;
   options.info.host = HostName();
-  options.info.name = flags.name.empty() ? absl::StrCat(options.info.host, "-", getpid()) : flags.name;
   QUERN_ASSIGN_OR_RETURN(options.info.incarnation, NewUuid());
+  options.info.name = flags.name.has_value() ? *flags.name : DefaultName(options.info.host, options.info.incarnation);
   options.info.version = QUERN_VERSION;
   options.info.numerics_version = quant::kNumericsVersion;
   options.info.threads = flags.threads;
@@ -234,9 +264,9 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
                FormatByteSize(settings.memory), flags.threads, flags.server);
   Supervisor supervisor(std::move(options));
   SignalThread signals(&supervisor);
-  supervisor.Run();
+  const absl::Status end = supervisor.Run();
   spdlog::info("worker has left");
-  return absl::OkStatus();
+  return end;
 }
 
 int Main(int argc, char** argv) {
@@ -244,9 +274,12 @@ int Main(int argc, char** argv) {
   SetUpLog();
   Flags flags;
   CLI::App app("Joins a coordinator (quernd) and does its tasks: reads weights, quantizes them, writes shards.", "quern-worker");
+  app.set_version_flag("--version", absl::StrCat("quern-worker ", QUERN_VERSION));
   app.footer(
       "Memory: the buffer pool has --memory bytes; the whole worker stays within 100 MiB more.\n"
-      "Signals: SIGTERM finishes what runs, then leaves; SIGINT or a second SIGTERM stops at once.\n\n"
+      "Signals: SIGTERM finishes what runs, then leaves; SIGINT or a second SIGTERM stops at once.\n"
+      "Exit status: 0 it left as it was asked, 1 failed, 2 wrong flags, 3 the coordinator told it to stop (another worker has its "
+      "name).\n\n"
       "Example:\n  quern-worker --server unix:/run/quern/quern.sock --memory 512MiB --threads 8 --name node7\n");
   app.add_option("--server", flags.server, "The coordinator: unix:/path or host:port");
   app.add_option("--memory", flags.memory, "Bytes of the buffer pool, for example 512MiB or 2GB")->capture_default_str();
@@ -257,7 +290,7 @@ int Main(int argc, char** argv) {
   app.add_option(
       "--name", flags.name,
       "Name that the coordinator knows this worker by. Give one that is the same after a restart, and another to every worker of "
-      "a machine (default: host and process number)");
+      "a machine (default: host, process number and a random part)");
   app.add_option("--available-for", flags.available_for,
                  "How long this machine will be there (90m, 11h30m): nothing is started that cannot end");
   app.add_option("--parent-fd", flags.parent_fd, "Exit at once when this pipe closes")->group("");
@@ -268,17 +301,24 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kDone : kUsage;
   }
-  if (flags.executor) return RunAsExecutor(flags.channel_fd);
+  if (flags.executor) {
+    if (fcntl(flags.channel_fd, F_GETFD) >= 0) return RunAsExecutor(flags.channel_fd);
+    std::cerr << "quern-worker: --executor is for quern-worker itself, which gives it a channel\n";
+    return kUsage;
+  }
 
   const absl::StatusOr<Settings> settings = CheckFlags(flags);
   if (!settings.ok()) {
     std::cerr << "quern-worker: " << settings.status().message() << "\nRun quern-worker --help for usage.\n";
     return kUsage;
   }
+  // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
+  grpc_init();
   SignalThread::BlockSignals();
   // The executor ends with its channel.
-  WatchParent(flags.parent_fd, [] { _exit(kDone); });
+  WatchParent(flags.parent_fd.value_or(-1), [] { _exit(kDone); });
   if (const absl::Status status = RunAsSupervisor(flags, *settings); !status.ok()) {
+    if (absl::IsFailedPrecondition(status)) return kToldToStop;  // the supervisor has logged why
     spdlog::error("{}", status.ToString());
     return kFailed;
   }

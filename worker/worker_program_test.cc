@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status_matchers.h"
@@ -152,7 +154,25 @@ TEST_F(WorkerProgramTest, UsageErrorsSayWhatIsWrong) {
       {{"--server", "unix:/x", "--device", "cuda"}, "no CUDA backend"},
       {{"--server", "unix:/x", "--memory", "lots"}, "lots"},
       {{"--server", "unix:/x", "--memory", "1MiB"}, "16 MiB"},
-      {{"--server", "unix:/x", "--threads", "0"}, "at least 1"},
+      {{"--server", "unix:/x", "--memory", "0"}, "16 MiB"},
+      {{"--server", "unix:/x", "--memory", "-512MiB"}, "--memory"},
+      {{"--server", "unix:/x", "--memory", "1000TiB"}, "more than the "},
+      {{"--server", "unix:/x", "--memory", "99999999999TiB"}, "--memory"},
+      {{"--server", "unix:/x", "--threads", "0"}, "1 to 1024"},
+      {{"--server", "unix:/x", "--threads", "-1"}, "1 to 1024"},
+      {{"--server", "unix:/x", "--threads", "1000000"}, "1 to 1024"},
+      {{"--server", "unix:/x", "--threads", "99999999999999999999"}, "--threads"},
+      {{"--server", "unix:/x", "--threads", "two"}, "--threads"},
+      {{"--server", "unix:/x", "--name", ""}, "--name: the name of a worker is empty"},
+      {{"--server", "unix:/x", "--name="}, "--name"},
+      {{"--server", "unix:/x", "--name", "a\nb"}, "control character"},
+      {{"--server", "unix:/x", "--name", std::string(5000, 'x')}, "5000 bytes"},
+      {{"--server", "unix:/x", "--name", "a\xff"}, "no UTF-8"},
+      {{"--server", "unix:/x", "--available-for", "0s"}, "no duration"},
+      {{"--server", "unix:/x", "--available-for", "-1h"}, "no duration"},
+      {{"--server", "unix:/x", "--parent-fd", "-1"}, "--parent-fd"},
+      {{"--server", "unix:/x", "--parent-fd", "777"}, "no such open file"},
+      {{"--executor"}, "channel"},
       {{"--server", "unix:/x", "--reader", "telepathic"}, "telepathic"},
       {{"--server", "unix:/x", "--available-for", "soon"}, "soon"},
       {{"--server", "unix:/" + std::string(120, 'x')}, "more than 107"},
@@ -251,6 +271,56 @@ TEST_F(WorkerProgramTest, SigtermFinishesWhatRuns) {
   EXPECT_EQ(coordinator_->WaitForEnd(1).state(), AttemptStatus::COMPLETED);
   QUERN_ASSERT_OK_AND_ASSIGN(const ExitState state, worker.Wait());
   EXPECT_EQ(state.ToString(), "exit status 0");
+}
+
+TEST_F(WorkerProgramTest, SigtermWithoutACoordinatorEndsAnIdleWorkerAtOnce) {
+  Subprocess worker = SpawnWorker();
+  coordinator_->WaitFor([](const quern::v1::SynchronizeRequest& request) { return request.worker() == "w"; });
+  coordinator_.reset();
+  while (!absl::StrContains(Log(), "does not answer")) std::this_thread::yield();
+  const absl::Duration start = Clock::Real()->Monotonic();
+  QUERN_ASSERT_OK(worker.Kill(SIGTERM));
+  QUERN_ASSERT_OK_AND_ASSIGN(const ExitState state, worker.Wait());
+  EXPECT_EQ(state.ToString(), "exit status 0");
+  EXPECT_LT(Clock::Real()->Monotonic() - start, absl::Seconds(30));
+}
+
+TEST_F(WorkerProgramTest, SigtermReportsWhatWasFinishedWhileTheCoordinatorWasAway) {
+  Subprocess worker = SpawnWorker();
+  Want(1, 100'000'000);
+  coordinator_->WaitFor([](const quern::v1::SynchronizeRequest& request) { return request.attempts_size() == 1; });
+  coordinator_.reset();
+  QUERN_ASSERT_OK(worker.Kill(SIGTERM));
+  while (!absl::StrContains(Log(), "attempt 1 completed")) std::this_thread::yield();
+  Serve();
+  EXPECT_EQ(coordinator_->WaitForEnd(1).state(), AttemptStatus::COMPLETED);
+  QUERN_ASSERT_OK_AND_ASSIGN(const ExitState state, worker.Wait());
+  EXPECT_EQ(state.ToString(), "exit status 0");
+}
+
+TEST_F(WorkerProgramTest, ToldToStopItSaysWhyAndEndsWithAStatusOfItsOwn) {
+  Subprocess worker = SpawnWorker();
+  StartLongAttempt(1);
+  coordinator_->StopWorkers("another worker with the name w started");
+  QUERN_ASSERT_OK_AND_ASSIGN(const ExitState state, worker.Wait());
+  EXPECT_EQ(state.ToString(), "exit status 3");
+  EXPECT_EQ(coordinator_->WaitForEnd(1).state(), AttemptStatus::STOPPED);
+  EXPECT_THAT(Log(), HasSubstr("another worker with the name w started"));
+  EXPECT_FALSE(FileExists(output_path()));
+}
+
+TEST_F(WorkerProgramTest, DefaultNamesDiffer) {
+  std::set<std::string> names;
+  for (int i = 0; i < 2; ++i) {
+    Subprocess worker = Spawn({"--server", "unix:" + socket_path(), "--memory", "64MiB"});
+    const quern::v1::SynchronizeRequest request = coordinator_->WaitFor(
+        [&](const quern::v1::SynchronizeRequest& request) { return !request.worker().empty() && names.count(request.worker()) == 0; });
+    names.insert(request.worker());
+    EXPECT_THAT(request.worker(), HasSubstr(absl::StrCat("-", worker.pid(), "-")));
+    QUERN_ASSERT_OK(worker.Kill(SIGTERM));
+    QUERN_ASSERT_OK(worker.Wait());
+  }
+  EXPECT_EQ(names.size(), 2u);
 }
 
 TEST_F(WorkerProgramTest, SecondSigtermStopsAtOnce) {

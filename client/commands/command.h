@@ -34,6 +34,7 @@ class Command {
 };
 
 std::unique_ptr<Command> NewQuantizeCommand();
+std::unique_ptr<Command> NewDequantizeCommand();
 std::unique_ptr<Command> NewPlanCommand();
 std::unique_ptr<Command> NewInspectCommand();
 std::unique_ptr<Command> NewVerifyCommand();

@@ -33,7 +33,10 @@ class PlanCommand : public Command {
     QUERN_RETURN_IF_ERROR(AskPrivateCoordinator(console, [&](quern::v1::Jobs::Stub& jobs, grpc::ClientContext* context) {
       const auto reader = jobs.PlanJob(context, request);
       quern::v1::PlanJobResponse part;
-      while (reader->Read(&part)) plan.MergeFrom(part);
+      while (reader->Read(&part)) {
+        if (part.has_summary()) *plan.mutable_summary() = std::move(*part.mutable_summary());
+        for (quern::v1::TensorFate& fate : *part.mutable_fates()) *plan.add_fates() = std::move(fate);
+      }
       return reader->Finish();
     }));
     console.out << (json() ? ToJson(plan) : FormatPlan(plan, all_));

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/commands/server_command.h"
+#include "client/exit_code.h"
 #include "client/job_options.h"
 #include "client/json_output.h"
 #include "client/paths.h"
@@ -20,7 +21,7 @@ constexpr std::chrono::milliseconds kPause(500);
 class SubmitCommand : public ServerCommand {
  public:
   std::string Name() const override { return "submit"; }
-  std::string Summary() const override { return "Give a standing coordinator a checkpoint to quantize"; }
+  std::string Summary() const override { return "Give a standing coordinator a checkpoint to quantize, or to make plain"; }
   std::string Example() const override {
     return "quern submit /models/Laguna-S -o /models/Laguna-S-W4 --scheme W4A16_ASYM --group-size 32 --targets routed_experts --detach";
   }
@@ -28,6 +29,11 @@ class SubmitCommand : public ServerCommand {
   void AddOptions(CLI::App& app) override {
     options_.AddTo(app, /*output=*/true);
     app.add_option("-o,--output", output_, "Directory of the result")->required()->type_name("OUT");
+    app.add_flag("--dequantize", dequantize_, "Make plain weights of a quantized checkpoint, as quern dequantize does");
+    app.add_option("--dtype", dtype_, "With --dequantize: bf16, f16 or f32")
+        ->check(CLI::IsMember({"bf16", "f16", "f32"}, CLI::ignore_case))
+        ->type_name("D")
+        ->capture_default_str();
     app.add_option("--reader", reader_, "How workers read files: auto, direct, buffered or mmap")
         ->check(CLI::IsMember({"auto", "direct", "buffered", "mmap"}))
         ->type_name("MODE");
@@ -42,9 +48,15 @@ class SubmitCommand : public ServerCommand {
     request.set_request_id(RandomUuid());
     request.set_priority(priority_);
     quern::v1::JobSpec& spec = *request.mutable_spec();
-    spec.set_operation(quern::v1::QUANTIZE);
-    QUERN_ASSIGN_OR_RETURN(*spec.mutable_quantize(), options_.ToSpec(/*remote=*/true));
-    spec.mutable_quantize()->set_reader(reader_);
+    if (dequantize_) {
+      spec.set_operation(quern::v1::DEQUANTIZE);
+      QUERN_ASSIGN_OR_RETURN(*spec.mutable_dequantize(), ToDequantizeSpec());
+      spec.mutable_dequantize()->set_reader(reader_);
+    } else {
+      spec.set_operation(quern::v1::QUANTIZE);
+      QUERN_ASSIGN_OR_RETURN(*spec.mutable_quantize(), options_.ToSpec(/*remote=*/true));
+      spec.mutable_quantize()->set_reader(reader_);
+    }
     QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), AbsolutePath(output_));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
 
@@ -65,7 +77,20 @@ class SubmitCommand : public ServerCommand {
   }
 
  private:
+  absl::StatusOr<quern::v1::DequantizeSpec> ToDequantizeSpec() const {
+    if (options_.SaysHow()) return UsageError("--dequantize takes no recipe: leave out --scheme, --recipe and what goes with them");
+    DequantizeOptions options;
+    options.source = options_.source;
+    options.dtype = dtype_;
+    options.max_shard_size = options_.max_shard_size;
+    options.overwrite = options_.overwrite;
+    options.verify_source = options_.verify_source;
+    return options.ToSpec(/*remote=*/true);
+  }
+
   QuantizeOptions options_;
+  std::string dtype_ = "bf16";
+  bool dequantize_ = false;
   std::string output_;
   std::string reader_;
   int32_t priority_ = 0;

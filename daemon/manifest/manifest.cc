@@ -279,6 +279,8 @@ absl::StatusOr<Manifest> Parse(absl::string_view text, absl::string_view path, b
     const auto where = [&] { return absl::StrCat(path, ": ", section, "[", position++, "]"); };
     if (section == "files") {
       status = Append(parsed, where(), "sha256", &manifest.files);
+    } else if (section == "inputs") {
+      if (!only_files) status = Append(parsed, where(), "sha256", &manifest.inputs);
     } else if (section == "source_files") {
       if (!only_files) status = Append(parsed, where(), "header_sha256", &manifest.source_files);
     } else if (section == kLists[kModules]) {
@@ -307,6 +309,10 @@ absl::StatusOr<Manifest> Parse(absl::string_view text, absl::string_view path, b
     // All objects have been taken out.
     if (!it->is_array() || !it->empty()) return absl::DataLossError(absl::StrCat(path, ": \"", list, "\" is no list of objects"));
   }
+  // Only outputs that were made from such files have this one.
+  if (const auto inputs = root.find("inputs"); inputs != root.end() && (!inputs->is_array() || !inputs->empty())) {
+    return absl::DataLossError(absl::StrCat(path, ": \"inputs\" is no list of objects"));
+  }
   ObjectReader reader(root, std::string(path));
   manifest.format_version = reader.Uint("format_version");
   manifest.numerics_version = reader.Uint("numerics_version");
@@ -331,6 +337,7 @@ absl::Status ManifestWriter::Begin(const Manifest& head) {
   absl::StrAppend(&text, "  \"max_shard_size\": ", head.max_shard_size, ",\n");
   absl::StrAppend(&text, "  \"recipe\": ", Dump(head.recipe), ",\n");
   AppendFiles("source_files", head.source_files, "header_sha256", &text);
+  if (!head.inputs.empty()) AppendFiles("inputs", head.inputs, "sha256", &text);
   AppendFiles("files", head.files, "sha256", &text);
   QUERN_RETURN_IF_ERROR(sink_(text));
   return OpenList(kModules);

@@ -55,10 +55,11 @@ struct ManifestDropped {
 struct Manifest {
   uint64_t format_version = 1;
   uint64_t numerics_version = 0;
-  std::string recipe;  // YAML
-  std::string export_format;
+  std::string recipe;         // YAML; empty for plain weights
+  std::string export_format;  // "compressed-tensors", "modelopt", or "plain"
   uint64_t max_shard_size = 0;
   std::vector<ManifestFile> source_files;  // name, size, and sha256 of the header
+  std::vector<ManifestFile> inputs;        // files of activation scales and importance: name, size, and sha256 of the content
   std::vector<ManifestFile> files;         // of the output, all but the manifest itself
   std::vector<ManifestModule> modules;
   std::vector<ManifestCopy> copied;

@@ -20,10 +20,10 @@ constexpr uint64_t kRunSource = 384;
 constexpr uint64_t kRunTask = 1536;  // grant and commit, with the names of worker, host and device
 constexpr uint64_t kFixedParts = 4 * kKiB;
 
-uint64_t Quoted(absl::string_view text) { return checkpoint::QuoteJson(text).size(); }
+uint64_t Quoted(absl::string_view text) { return checkpoint::QuotedJsonSize(text); }
 
-uint64_t IndexEntry(const quern::v1::OutputTensor& tensor, const std::string& shard) {
-  return Quoted(tensor.name()) + Quoted(shard) + kIndexEntry;
+uint64_t IndexEntry(const quern::v1::OutputTensor& tensor, uint64_t quoted_shard) {
+  return Quoted(tensor.name()) + quoted_shard + kIndexEntry;
 }
 
 uint64_t ManifestEntry(const quern::v1::ShardUnit& unit, const quern::v1::TaskSpec& task) {
@@ -48,12 +48,13 @@ uint64_t EstimateDiskBesideFiles(const Plan& plan, uint64_t config_bytes) {
   bytes += kCopiesInJobStore * summary.ByteSizeLong();
   for (const quern::v1::TaskSpec& task : plan.tasks) {
     bytes += kCopiesInJobStore * task.ByteSizeLong();
+    const uint64_t shard = Quoted(task.label());
     for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
       if (has_manifest) bytes += ManifestEntry(unit, task);
       if (plan.tasks.size() == 1) continue;  // one shard needs no index
-      if (unit.has_copy()) bytes += IndexEntry(unit.copy().output(), task.label());
-      if (unit.has_generate()) bytes += IndexEntry(unit.generate().output(), task.label());
-      for (const quern::v1::OutputTensor& tensor : unit.quantize().outputs()) bytes += IndexEntry(tensor, task.label());
+      if (unit.has_copy()) bytes += IndexEntry(unit.copy().output(), shard);
+      if (unit.has_generate()) bytes += IndexEntry(unit.generate().output(), shard);
+      for (const quern::v1::OutputTensor& tensor : unit.quantize().outputs()) bytes += IndexEntry(tensor, shard);
     }
   }
   if (!has_manifest) return bytes;

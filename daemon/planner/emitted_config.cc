@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "daemon/planner/module_names.h"
+#include "daemon/planner/scheme_config.h"
 
 namespace quern::daemon {
 namespace {
@@ -27,51 +28,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kRegexMemory = int64_t{256} << 20;
-
-// Of integer weights without activations, the only ones that WeightsOf knows.
-constexpr char kFormat[] = "pack-quantized";
-
-absl::StatusOr<Json> WeightsOf(const quant::SchemeSpec& spec) {
-  Json weights = {{"actorder", nullptr},
-                  {"block_structure", nullptr},
-                  {"dynamic", false},
-                  {"group_size", nullptr},
-                  {"num_bits", spec.num_bits},
-                  {"observer", nullptr},
-                  {"observer_kwargs", Json::object()},
-                  {"scale_dtype", nullptr},
-                  {"strategy", nullptr},
-                  {"symmetric", spec.symmetric},
-                  {"type", "int"},
-                  {"zp_dtype", nullptr}};
-  if (spec.type != quant::NumberType::kInt) {
-    return absl::UnimplementedError(absl::StrCat("scheme \"", spec.ToString(), "\" has no quantization_config yet"));
-  }
-  switch (spec.strategy) {
-    case quant::Strategy::kGroup:
-      weights["strategy"] = "group";
-      weights["group_size"] = spec.group_size;
-      break;
-    case quant::Strategy::kChannel:
-      weights["strategy"] = "channel";
-      break;
-    default:
-      return absl::UnimplementedError(absl::StrCat("scheme \"", spec.ToString(), "\" has no quantization_config yet"));
-  }
-  switch (spec.observer) {
-    case quant::Observer::kMinMax:
-      weights["observer"] = "memoryless_minmax";
-      break;
-    case quant::Observer::kMse:
-      weights["observer"] = "memoryless_mse";
-      break;
-    case quant::Observer::kImportance:
-      weights["observer"] = "imatrix_mse";
-      break;
-  }
-  if (!spec.symmetric) weights["zp_dtype"] = "torch.int8";
-  return weights;
-}
 
 // A module's name, or the one that transformers gives it.
 struct Name {
@@ -323,12 +279,9 @@ absl::StatusOr<std::string> BuildQuantizationConfig(const std::vector<quant::Sch
   QUERN_ASSIGN_OR_RETURN(const std::vector<std::vector<std::string>> targets, TargetFinder(names, schemes.size()).Run());
   Json groups = Json::object();
   for (size_t s = 0; s < schemes.size(); ++s) {
-    QUERN_ASSIGN_OR_RETURN(Json weights, WeightsOf(schemes[s]));
-    groups[absl::StrCat("group_", s)] = {{"format", kFormat},
-                                         {"input_activations", nullptr},
-                                         {"output_activations", nullptr},
-                                         {"targets", targets[s]},
-                                         {"weights", std::move(weights)}};
+    QUERN_ASSIGN_OR_RETURN(Json group, GroupConfig(schemes[s]));
+    group["targets"] = targets[s];
+    groups[absl::StrCat("group_", s)] = std::move(group);
   }
   std::set<std::pair<std::string, std::string>> ignore;
   for (const Name& name : names) {
@@ -336,11 +289,9 @@ absl::StatusOr<std::string> BuildQuantizationConfig(const std::vector<quant::Sch
   }
   Json ignored = Json::array();
   for (const auto& [key, text] : ignore) ignored.push_back(text);
-  const Json config = {{"config_groups", std::move(groups)},  {"format", kFormat},
-                       {"global_compression_ratio", nullptr}, {"ignore", std::move(ignored)},
-                       {"kv_cache_scheme", nullptr},          {"quant_method", "compressed-tensors"},
-                       {"quantization_status", "compressed"}, {"transform_config", Json::object()},
-                       {"version", kCompressedTensorsVersion}};
+  const Json config = {{"config_groups", std::move(groups)},  {"format", ConfigFormat(schemes)},    {"global_compression_ratio", nullptr},
+                       {"ignore", std::move(ignored)},        {"kv_cache_scheme", nullptr},         {"quant_method", "compressed-tensors"},
+                       {"quantization_status", "compressed"}, {"transform_config", Json::object()}, {"version", kCompressedTensorsVersion}};
   try {
     return config.dump(2, ' ', /*ensure_ascii=*/true);
   } catch (const Json::exception& error) {
@@ -353,24 +304,29 @@ absl::StatusOr<std::vector<std::string>> CheckQuantizationConfig(absl::string_vi
                                                                  const std::vector<ConfigModule>& modules, size_t limit) {
   std::vector<Json> expected;
   for (const quant::SchemeSpec& scheme : schemes) {
-    QUERN_ASSIGN_OR_RETURN(expected.emplace_back(), WeightsOf(scheme));
+    QUERN_ASSIGN_OR_RETURN(expected.emplace_back(), GroupConfig(scheme));
   }
   std::vector<std::string> differences;
   try {
     const Json config = Json::parse(quantization_config.begin(), quantization_config.end());
     if (config.at("quant_method") != "compressed-tensors") differences.push_back("quant_method is not compressed-tensors");
+    if (config.at("format") != ConfigFormat(schemes)) {
+      differences.push_back(
+          absl::StrCat("format of quantization_config is ", config.at("format").dump(), ", the modules are ", ConfigFormat(schemes)));
+    }
     EntryList ignore;
     QUERN_RETURN_IF_ERROR(ignore.Add(config.at("ignore")));
     struct Group {
       std::string name;
       EntryList targets;
-      Json weights;
+      Json scheme;  // without targets
     };
     std::vector<Group> groups;
     for (const auto& [name, group] : config.at("config_groups").items()) {
       groups.emplace_back();
       groups.back().name = name;
-      groups.back().weights = group.at("weights");
+      groups.back().scheme = group;
+      groups.back().scheme.erase("targets");
       QUERN_RETURN_IF_ERROR(groups.back().targets.Add(group.at("targets")));
     }
     for (const Name& name : AllNames(modules)) {
@@ -384,7 +340,7 @@ absl::StatusOr<std::vector<std::string>> CheckQuantizationConfig(absl::string_vi
         differences.push_back(absl::StrCat(name.text, " is quantized, but no group of quantization_config targets it"));
       } else if (found != nullptr && name.scheme < 0) {
         differences.push_back(absl::StrCat(name.text, " is not quantized, but ", found->name, " of quantization_config targets it"));
-      } else if (found != nullptr && found->weights != expected[name.scheme]) {
+      } else if (found != nullptr && found->scheme != expected[name.scheme]) {
         differences.push_back(absl::StrCat(name.text, " is ", schemes[name.scheme].ToString(), ", but ", found->name,
                                            " of quantization_config says otherwise"));
       }

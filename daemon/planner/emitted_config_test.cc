@@ -94,6 +94,56 @@ TEST(EmittedConfig, ChannelHasNoGroupSizeAndSymmetricNoZeroPoint) {
   EXPECT_EQ(weights.size(), 12u);
 }
 
+TEST(EmittedConfig, EveryPreset) {
+  for (const std::string& name : quant::PresetNames()) {
+    const quant::SchemeSpec spec = *quant::PresetScheme(name);
+    const Json config = Build({spec}, {{"model.layers.0.mlp.up_proj", "", Role::kMlp, false, 0}});
+    const Json& group = config["config_groups"]["group_0"];
+    EXPECT_EQ(config["format"], std::string(quant::FormatName(spec))) << name;
+    EXPECT_EQ(group["format"], config["format"]) << name;
+    EXPECT_EQ(group["weights"].size(), 12u) << name;
+    EXPECT_EQ(group["input_activations"].is_null(), spec.activations == quant::Activations::kNone) << name;
+    if (!group["input_activations"].is_null()) EXPECT_EQ(group["input_activations"].size(), 12u) << name;
+  }
+}
+
+TEST(EmittedConfig, ArgumentsOfFloats) {
+  const std::vector<ConfigModule> module = {{"model.layers.0.mlp.up_proj", "", Role::kMlp, false, 0}};
+  const auto group = [&](absl::string_view preset) -> Json {
+    return Build({*quant::PresetScheme(preset)}, module)["config_groups"]["group_0"];
+  };
+  const Json dynamic = group("FP8_DYNAMIC");
+  EXPECT_EQ(dynamic["weights"]["strategy"], "channel");
+  EXPECT_EQ(dynamic["input_activations"]["strategy"], "token");
+  EXPECT_EQ(dynamic["input_activations"]["dynamic"], true);
+  EXPECT_TRUE(dynamic["input_activations"]["observer"].is_null());
+  const Json block = group("FP8_BLOCK");
+  EXPECT_EQ(block["weights"]["block_structure"], Json::array({128, 128}));
+  EXPECT_TRUE(block["weights"]["group_size"].is_null());
+  EXPECT_EQ(block["input_activations"]["group_size"], 128);
+  const Json nvfp4 = group("NVFP4");
+  EXPECT_EQ(nvfp4["weights"]["scale_dtype"], "torch.float8_e4m3fn");
+  EXPECT_EQ(nvfp4["input_activations"]["dynamic"], "local");
+  EXPECT_EQ(nvfp4["input_activations"]["observer"], "static_minmax");
+  EXPECT_EQ(group("MXFP4A16")["weights"]["scale_dtype"], "torch.uint8");
+  EXPECT_EQ(group("FP8")["input_activations"]["dynamic"], false);
+}
+
+TEST(EmittedConfig, MixedPrecision) {
+  const Json config = Build({*quant::PresetScheme("NVFP4A16"), *quant::PresetScheme("FP8_DYNAMIC"), *quant::PresetScheme("FP8_BLOCK")},
+                            {{"model.layers.0.mlp.up_proj", "", Role::kMlp, false, 0},
+                             {"model.layers.0.self_attn.o_proj", "", Role::kAttention, false, 1},
+                             {"model.layers.1.self_attn.o_proj", "", Role::kAttention, false, 2}});
+  EXPECT_EQ(config["format"], "mixed-precision");
+  EXPECT_EQ(config["config_groups"]["group_0"]["format"], "nvfp4-pack-quantized");
+  EXPECT_EQ(config["config_groups"]["group_1"]["format"], "float-quantized");
+  EXPECT_EQ(
+      Build({*quant::PresetScheme("W4A16"), *quant::PresetScheme("W8A16")},
+            {{"model.layers.0.mlp.up_proj", "", Role::kMlp, false, 0}, {"model.layers.1.mlp.up_proj", "", Role::kMlp, false, 1}})["format"],
+      "pack-quantized")
+      << "bits may differ within a format";
+}
+
 TEST(EmittedConfig, ExpertsAreOnePattern) {
   std::vector<ConfigModule> modules;
   for (int layer = 1; layer < 3; ++layer) {

@@ -1,5 +1,6 @@
 #include "daemon/planner/planner.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "daemon/planner/plans.h"
@@ -18,6 +19,9 @@ absl::Status CheckDetails(const JobSpec& spec) {
     case quern::v1::QUANTIZE:
       fits = spec.has_quantize();
       break;
+    case quern::v1::DEQUANTIZE:
+      fits = spec.has_dequantize();
+      break;
     case quern::v1::VERIFY:
       fits = spec.has_verify();
       break;
@@ -26,7 +30,7 @@ absl::Status CheckDetails(const JobSpec& spec) {
       break;
     default:
       return absl::UnimplementedError(absl::StrCat("operation ", quern::v1::Operation_Name(spec.operation()),
-                                                   " is not supported; known: QUANTIZE, VERIFY, SYNTHESIZE"));
+                                                   " is not supported; known: QUANTIZE, DEQUANTIZE, VERIFY, SYNTHESIZE"));
   }
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -40,6 +44,8 @@ absl::StatusOr<Plan> MakePlan(const JobSpec& spec, bool with_fingerprints) {
   switch (spec.operation()) {
     case quern::v1::QUANTIZE:
       return PlanQuantize(spec.quantize(), with_fingerprints);
+    case quern::v1::DEQUANTIZE:
+      return PlanDequantize(spec.dequantize(), with_fingerprints);
     case quern::v1::VERIFY:
       return PlanVerify(spec.verify(), spec.output(), with_fingerprints);
     default:
@@ -52,40 +58,58 @@ absl::StatusOr<quern::v1::PlanSummary> MakeIdentity(const JobSpec& spec) {
   if (spec.operation() == quern::v1::VERIFY) return VerifyIdentity(spec.verify(), spec.output());
   if (spec.operation() == quern::v1::SYNTHESIZE) return SynthesizeIdentity(spec.synthesize());
   quern::v1::PlanSummary summary;
+  if (spec.operation() == quern::v1::DEQUANTIZE) {
+    QUERN_RETURN_IF_ERROR(OpenDequantize(spec.dequantize(), /*with_fingerprints=*/true, summary).status());
+    return summary;
+  }
   QUERN_RETURN_IF_ERROR(OpenQuantize(spec.quantize(), /*with_fingerprints=*/true, summary).status());
   return summary;
 }
 
-std::vector<TensorFate> TensorFates(const Plan& plan) {
-  std::vector<TensorFate> fates;
-  for (const quern::v1::TaskSpec& task : plan.tasks) {
-    for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
-      TensorFate fate;
-      fate.set_shard(task.label());
+bool FateReader::Next(TensorFate* fate) {
+  for (; task_ < plan_->tasks.size(); ++task_, unit_ = 0) {
+    const quern::v1::TaskSpec& task = plan_->tasks[task_];
+    while (unit_ < task.write_shard().units_size()) {
+      const quern::v1::ShardUnit& unit = task.write_shard().units(unit_++);
       if (unit.has_copy()) {
-        fate.set_tensor(unit.copy().source().tensor());
-        fate.set_fate(TensorFate::COPIED);
-        fate.set_reason(unit.copy().reason());
-        fate.set_role(unit.copy().role());
-        fate.set_dtype(unit.copy().output().dtype());
-        *fate.mutable_shape() = unit.copy().output().shape();
+        const quern::v1::CopyUnit& copy = unit.copy();
+        fate->set_tensor(copy.source().tensor());
+        fate->set_fate(TensorFate::COPIED);
+        fate->set_reason(copy.reason());
+        fate->clear_scheme();
+        fate->set_role(copy.role());
+        fate->set_dtype(copy.output().dtype());
+        *fate->mutable_shape() = copy.output().shape();
       } else if (unit.has_quantize()) {
         const quern::v1::QuantizeUnit& quantize = unit.quantize();
-        fate.set_tensor(quantize.weight().tensor());
-        fate.set_fate(TensorFate::QUANTIZED);
-        fate.set_reason(quantize.reason());
-        fate.set_scheme(quantize.scheme());
-        fate.set_role(quantize.role());
-        fate.set_dtype(quantize.weight().dtype());
-        fate.add_shape(quantize.weight().rows());
-        fate.add_shape(quantize.weight().cols());
+        if (!weights_.insert(quantize.weight().tensor()).second) continue;
+        const bool plain = absl::StartsWith(quantize.scheme(), "plain");
+        fate->set_tensor(quantize.weight().tensor());
+        fate->set_fate(plain ? TensorFate::COPIED : TensorFate::QUANTIZED);
+        fate->set_reason(plain ? absl::StrCat("dequantized: ", quantize.reason()) : quantize.reason());
+        fate->set_scheme(quantize.scheme());
+        fate->set_role(quantize.role());
+        fate->set_dtype(quantize.weight().dtype());
+        fate->clear_shape();
+        fate->add_shape(quantize.weight().rows());
+        fate->add_shape(quantize.weight().cols());
       } else {
         continue;  // generated: has no source
       }
-      fates.push_back(std::move(fate));
+      fate->set_shard(task.label());
+      return true;
     }
   }
-  fates.insert(fates.end(), plan.summary.dropped().begin(), plan.summary.dropped().end());
+  if (dropped_ == plan_->summary.dropped_size()) return false;
+  *fate = plan_->summary.dropped(dropped_++);
+  return true;
+}
+
+std::vector<TensorFate> TensorFates(const Plan& plan) {
+  std::vector<TensorFate> fates;
+  FateReader reader(&plan);
+  TensorFate fate;
+  while (reader.Next(&fate)) fates.push_back(fate);
   return fates;
 }
 

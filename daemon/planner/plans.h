@@ -9,6 +9,7 @@
 namespace quern::daemon {
 
 absl::StatusOr<Plan> PlanQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints);
+absl::StatusOr<Plan> PlanDequantize(const quern::v1::DequantizeSpec& spec, bool with_fingerprints);
 absl::StatusOr<Plan> PlanVerify(const quern::v1::VerifySpec& spec, const std::string& directory, bool with_fingerprints);
 absl::StatusOr<Plan> PlanSynthesize(const quern::v1::SynthesizeSpec& spec);
 

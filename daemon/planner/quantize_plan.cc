@@ -16,6 +16,8 @@
 #include "base/task_memory.h"
 #include "daemon/planner/disk_estimate.h"
 #include "daemon/planner/emitted_config.h"
+#include "daemon/planner/loader_notes.h"
+#include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/module_names.h"
 #include "daemon/planner/plans.h"
 #include "daemon/planner/selection.h"
@@ -44,15 +46,15 @@ struct StoredForm {
 
 class StoredForms {
  public:
-  absl::StatusOr<const StoredForm*> Get(const quant::Scheme* scheme, const TensorInfo& info) {
-    const auto key = std::make_tuple(scheme, info.dtype, info.shape[0], info.shape[1]);
+  absl::StatusOr<const StoredForm*> Get(const quant::Scheme* scheme, const SourceWeight& weight) {
+    const auto key = std::make_tuple(scheme, weight.dtype, weight.rows, weight.cols);
     const auto found = forms_.find(key);
     if (found != forms_.end()) return &found->second;
-    const quant::Shape2D shape{static_cast<int64_t>(info.shape[0]), static_cast<int64_t>(info.shape[1])};
+    const quant::Shape2D shape{static_cast<int64_t>(weight.rows), static_cast<int64_t>(weight.cols)};
     StoredForm form;
-    QUERN_ASSIGN_OR_RETURN(form.regions, scheme->Regions(info.dtype, shape));
+    QUERN_ASSIGN_OR_RETURN(form.regions, scheme->Regions(weight.dtype, shape));
     for (const quant::Region& region : form.regions) form.region_bytes.push_back(TensorBytes(region.dtype, region.shape));
-    form.bits = scheme->EffectiveBits(info.dtype, shape);
+    form.bits = scheme->EffectiveBits(weight.dtype, shape);
     form.two_passes = scheme->NeedsStatistics(shape, {std::min<int64_t>(shape.rows, 32), shape.cols});
     return &forms_.emplace(key, std::move(form)).first->second;
   }
@@ -66,37 +68,48 @@ struct Bits {
   double bits = 0;
 };
 
+// Tasks and summary of a selection. What a plan of quantization and one back to plain weights have in common.
 class QuantizePlanner {
  public:
-  QuantizePlanner(QuantizeInputs inputs, Plan& plan) : inputs_(std::move(inputs)), plan_(plan) {}
+  QuantizePlanner(const checkpoint::Checkpoint& checkpoint, Selection selection, Plan& plan)
+      : checkpoint_(checkpoint), selection_(std::move(selection)), plan_(plan) {}
 
-  absl::Status Run(uint64_t memory) {
-    QUERN_ASSIGN_OR_RETURN(selection_, SelectModules(checkpoint(), inputs_.recipe));
-    SortTensorsOfModules();
+  // `inputs` is null for plain weights.
+  absl::Status Run(QuantizeInputs* inputs, uint64_t memory) {
+    inputs_ = inputs;
+    GatherSets();
     QUERN_RETURN_IF_ERROR(MakeBlocks());
-    const std::vector<std::vector<size_t>> shards = LayOutShards(blocks_, inputs_.max_shard_size);
+    const std::vector<std::vector<size_t>> shards = LayOutShards(blocks_, summary().max_shard_size());
     plan_.tasks.reserve(shards.size());
     for (size_t i = 0; i < shards.size(); ++i) {
       QUERN_RETURN_IF_ERROR(Annotate(MakeTask(shards[i], ShardName(i, shards.size())), ShardName(i, shards.size())));
     }
-    QUERN_RETURN_IF_ERROR(EmitConfig());
+    if (!without_inputs_.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(without_inputs_.size(),
+                                                     " modules have no entry in the file of --activation-scales or --importance:\n  ",
+                                                     absl::StrJoin(SummarizeNames(without_inputs_), "\n  ")));
+    }
+    AddDropped();
+    if (inputs_ != nullptr) QUERN_RETURN_IF_ERROR(EmitConfig());
     return Summarize(memory);
   }
 
  private:
-  const checkpoint::Checkpoint& checkpoint() const { return inputs_.checkpoint; }
+  const checkpoint::Checkpoint& checkpoint() const { return checkpoint_; }
   const TensorInfo& Info(size_t tensor) const { return *checkpoint().tensors()[tensor].info; }
   PlanSummary& summary() { return plan_.summary; }
 
-  // A weight comes first, then its module's other tensors by name.
-  void SortTensorsOfModules() {
-    for (SelectedModule& module : selection_.modules) {
-      if (module.tensors.size() < 2) continue;
-      std::sort(module.tensors.begin(), module.tensors.end(), [&](size_t a, size_t b) {
-        const bool a_first = a == module.matrix, b_first = b == module.matrix;
-        return a_first != b_first ? a_first : Info(a).name < Info(b).name;
-      });
+  // Modules whose scale is that of a set, by the set. Their other tensors by name.
+  void GatherSets() {
+    for (size_t m = 0; m < selection_.modules.size(); ++m) {
+      SelectedModule& module = selection_.modules[m];
+      std::sort(module.tensors.begin(), module.tensors.end(), [&](size_t a, size_t b) { return Info(a).name < Info(b).name; });
+      if (module.scheme != nullptr && module.scheme->SharesSetScale()) sets_[SetOf(module)].push_back(m);
     }
+  }
+
+  static const std::string& SetOf(const SelectedModule& module) {
+    return module.identity.scale_set.empty() ? module.identity.module : module.identity.scale_set;
   }
 
   absl::Status MakeBlocks() {
@@ -115,22 +128,25 @@ class QuantizePlanner {
       LayoutBlock& block = blocks_[index];
       if (key < block.natural_key) block.natural_key = key;
       members_[index].emplace_back(std::move(key), m);
-      for (size_t tensor : module.tensors) {
+      const auto add_copy = [&](size_t tensor) {
         const TensorInfo& info = Info(tensor);
-        if (module.scheme == nullptr || tensor != module.matrix) {
-          block.bytes += info.bytes();
-          block.tensors += 1;
-          block.header_bytes += HeaderEntryBound(info.name, info.shape.size());
-          continue;
-        }
-        absl::StatusOr<const StoredForm*> form = forms_.Get(module.scheme, info);
-        if (!form.ok()) return Annotate(form.status(), info.name);
-        for (size_t r = 0; r < (*form)->regions.size(); ++r) {
-          const quant::Region& region = (*form)->regions[r];
-          block.bytes += (*form)->region_bytes[r];
-          block.tensors += 1;
-          block.header_bytes += HeaderEntryBound(module.identity.module, region.shape.size()) + 1 + region.suffix.size();
-        }
+        block.bytes += info.bytes();
+        block.tensors += 1;
+        block.header_bytes += HeaderEntryBound(info.name, info.shape.size());
+      };
+      for (size_t tensor : module.tensors) add_copy(tensor);
+      if (!module.weight.has_value()) continue;
+      if (module.scheme == nullptr) {
+        add_copy(module.weight->tensor);
+        continue;
+      }
+      absl::StatusOr<const StoredForm*> form = forms_.Get(module.scheme, *module.weight);
+      if (!form.ok()) return Annotate(form.status(), module.identity.module);
+      for (size_t r = 0; r < (*form)->regions.size(); ++r) {
+        const quant::Region& region = (*form)->regions[r];
+        block.bytes += (*form)->region_bytes[r];
+        block.tensors += 1;
+        block.header_bytes += HeaderEntryBound(module.identity.module, region.shape.size()) + 1 + region.suffix.size();
       }
     }
     for (auto& members : members_) std::sort(members.begin(), members.end());
@@ -144,19 +160,20 @@ class QuantizePlanner {
     TaskSources sources(checkpoint(), summary(), task);
     ShardWriter writer(task);
     std::set<uint32_t> layers;
+    std::set<std::string> observed;  // sets whose statistics this task gathers
     uint64_t to_read = 0;
     for (size_t block : blocks) {
       if (blocks_[block].place.phase == Phase::kLayer) layers.insert(blocks_[block].place.layer);
       for (const auto& [key, m] : members_[block]) {
         const SelectedModule& module = selection_.modules[m];
-        for (size_t tensor : module.tensors) {
-          if (module.scheme != nullptr && tensor == module.matrix) {
-            QUERN_RETURN_IF_ERROR(AddQuantized(module, sources, writer, to_read));
+        if (module.weight.has_value()) {
+          if (module.scheme != nullptr) {
+            QUERN_RETURN_IF_ERROR(AddQuantized(module, sources, task, writer, observed, to_read));
           } else {
-            AddCopied(module, tensor, sources, writer);
-            to_read += Info(tensor).bytes();
+            AddCopied(module, module.weight->tensor, sources, writer, to_read);
           }
         }
+        for (size_t tensor : module.tensors) AddCopied(module, tensor, sources, writer, to_read);
       }
     }
     task.mutable_layers()->Add(layers.begin(), layers.end());
@@ -170,37 +187,90 @@ class QuantizePlanner {
     return absl::OkStatus();
   }
 
-  absl::Status AddQuantized(const SelectedModule& module, TaskSources& sources, ShardWriter& writer, uint64_t& to_read) {
-    const TensorInfo& info = Info(*module.matrix);
-    QUERN_ASSIGN_OR_RETURN(const StoredForm* const form, forms_.Get(module.scheme, info));
+  absl::Status AddQuantized(const SelectedModule& module, TaskSources& sources, quern::v1::TaskSpec& task, ShardWriter& writer,
+                            std::set<std::string>& observed, uint64_t& to_read) {
+    const SourceWeight& weight = *module.weight;
+    QUERN_ASSIGN_OR_RETURN(const StoredForm* const form, forms_.Get(module.scheme, weight));
     quern::v1::QuantizeUnit& unit = *writer.AddUnit()->mutable_quantize();
     unit.set_module(module.identity.module);
-    *unit.mutable_weight() = sources.Matrix(checkpoint().tensors()[*module.matrix]);
+    *unit.mutable_weight() = sources.Weight(weight);
     unit.set_scheme(SchemeText(module.scheme));
     for (size_t r = 0; r < form->regions.size(); ++r) {
       const quant::Region& region = form->regions[r];
       writer.Place({absl::StrCat(module.identity.module, ".", region.suffix), region.dtype, region.shape, form->region_bytes[r]},
                    unit.add_outputs());
     }
-    unit.set_nonfinite(inputs_.recipe.nonfinite == NonfinitePolicy::kClamp ? "clamp" : "fail");
+    const bool clamp = inputs_ != nullptr && inputs_->recipe.nonfinite == NonfinitePolicy::kClamp;
+    unit.set_nonfinite(clamp ? "clamp" : "fail");
     unit.set_reason(module.reason);
     unit.set_role(std::string(RoleName(module.identity.role)));
-    to_read += info.bytes() * (form->two_passes ? 2 : 1);
-    Count(module.identity.role, info.elements(), form->bits);
+    to_read += weight.bytes();
+    if (module.scheme->SharesSetScale()) {
+      const std::vector<size_t>& members = sets_.at(SetOf(module));
+      const bool first = observed.insert(SetOf(module)).second;
+      unit.set_statistics_key(SetOf(module));
+      for (size_t m : members) {
+        const SourceWeight& member = *selection_.modules[m].weight;
+        *unit.add_statistics_set() = sources.Weight(member);
+        if (first) to_read += member.bytes();
+      }
+    } else if (form->two_passes) {
+      to_read += weight.bytes();
+    }
+    Count(module.identity.role, weight.elements(), form->bits);
+    if (module.dequantized) {
+      summary().set_copied_tensors(summary().copied_tensors() + 1);
+      return absl::OkStatus();
+    }
     summary().set_quantized_tensors(summary().quantized_tensors() + 1);
-    return absl::OkStatus();
+    const absl::Status added =
+        inputs_->module_inputs.AddTo({module.identity.module, module.identity.transformers_name, weight.cols}, *module.scheme, task, unit);
+    if (absl::IsNotFound(added)) {
+      without_inputs_.push_back(module.identity.module);
+      return absl::OkStatus();
+    }
+    return added;
   }
 
-  void AddCopied(const SelectedModule& module, size_t tensor, TaskSources& sources, ShardWriter& writer) {
+  void AddCopied(const SelectedModule& module, size_t tensor, TaskSources& sources, ShardWriter& writer, uint64_t& to_read) {
     const TensorInfo& info = Info(tensor);
     quern::v1::CopyUnit& unit = *writer.AddUnit()->mutable_copy();
     *unit.mutable_source() = sources.Bytes(checkpoint().tensors()[tensor]);
     writer.Place({info.name, info.dtype, info.shape, info.bytes()}, unit.mutable_output());
-    const bool beside = module.scheme != nullptr || (module.matrix.has_value() && tensor != module.matrix);
+    const bool beside = module.weight.has_value() && tensor != module.weight->tensor;
     unit.set_reason(beside ? absl::StrCat("not a weight: shape [", absl::StrJoin(info.shape, ", "), "]") : module.reason);
     unit.set_role(std::string(RoleName(module.identity.role)));
+    to_read += info.bytes();
     Count(module.identity.role, info.elements(), BitsPerElement(info.dtype));
     summary().set_copied_tensors(summary().copied_tensors() + 1);
+  }
+
+  // Tensors that say how a weight was stored, where it is stored anew.
+  void AddDropped() {
+    std::map<size_t, std::string> dropped;
+    std::set<size_t> first;  // tensors that a plan's units name
+    for (const SelectedModule& module : selection_.modules) {
+      if (module.scheme != nullptr) first.insert(module.weight->tensor);
+    }
+    for (const SelectedModule& module : selection_.modules) {
+      if (module.scheme == nullptr || module.weight->decoder == nullptr) continue;
+      const std::string reason = absl::StrCat("says how ", module.identity.module, " was stored (",
+                                              module.weight->decoder->spec().ToString(), "), which is stored anew");
+      for (size_t tensor : module.storage) dropped.emplace(tensor, reason);
+      for (const SourceRegion& region : module.weight->regions) {
+        if (first.count(region.tensor) == 0) dropped.emplace(region.tensor, reason);
+      }
+    }
+    for (const auto& [tensor, reason] : dropped) {
+      const TensorInfo& info = Info(tensor);
+      quern::v1::TensorFate& fate = *summary().add_dropped();
+      fate.set_tensor(info.name);
+      fate.set_fate(quern::v1::TensorFate::DROPPED);
+      fate.set_reason(reason);
+      fate.set_dtype(std::string(DTypeName(info.dtype)));
+      fate.mutable_shape()->Add(info.shape.begin(), info.shape.end());
+      fate.set_role(std::string(RoleName(checkpoint::Family::For(checkpoint().config()).Identify(info.name, checkpoint().config()).role)));
+    }
   }
 
   void Count(Role role, uint64_t weights, double bits) {
@@ -219,31 +289,35 @@ class QuantizePlanner {
   absl::Status EmitConfig() {
     std::vector<quant::SchemeSpec> schemes;
     absl::flat_hash_map<const quant::Scheme*, int> numbers;
-    for (const RecipeGroup& group : inputs_.recipe.groups) {
-      const auto used = [&](const SelectedModule& module) { return module.scheme != nullptr && module.scheme->spec() == group.scheme; };
+    for (const RecipeGroup& group : inputs_->recipe.groups) {
+      const auto used = [&](const SelectedModule& module) { return module.quantized() && module.scheme->spec() == group.scheme; };
       if (std::find(schemes.begin(), schemes.end(), group.scheme) != schemes.end()) continue;
       if (std::any_of(selection_.modules.begin(), selection_.modules.end(), used)) schemes.push_back(group.scheme);
     }
     std::vector<ConfigModule> modules;
-    std::set<int> of_experts;
+    const auto add = [&](const checkpoint::ModuleIdentity& identity, int scheme) {
+      modules.push_back({identity.module, identity.transformers_name, identity.role, identity.expert.has_value(), scheme});
+    };
     for (const SelectedModule& module : selection_.modules) {
-      if (!module.matrix.has_value()) continue;
-      ConfigModule entry{module.identity.module, module.identity.transformers_name, module.identity.role,
-                         module.identity.expert.has_value(), -1};
-      if (module.scheme != nullptr) {
-        const auto [number, added] = numbers.try_emplace(module.scheme, 0);
-        if (added) {
-          number->second = static_cast<int>(std::find(schemes.begin(), schemes.end(), module.scheme->spec()) - schemes.begin());
-        }
-        entry.scheme = number->second;
+      if (!module.weight.has_value()) continue;
+      if (!module.quantized()) {
+        add(module.identity, -1);
+        continue;
       }
-      if (module.identity.role == Role::kRoutedExperts) of_experts.insert(entry.scheme);
-      modules.push_back(std::move(entry));
+      const auto [number, added] = numbers.try_emplace(module.scheme, 0);
+      if (added) {
+        number->second = static_cast<int>(std::find(schemes.begin(), schemes.end(), module.scheme->spec()) - schemes.begin());
+      }
+      add(module.identity, number->second);
     }
-    if (of_experts.size() > 1) {
-      summary().add_warnings(
-          "routed experts differ in their scheme between layers: vLLM loads that, transformers takes one scheme for all of them and does "
-          "not");
+    for (const checkpoint::ModuleIdentity& identity : selection_.unnamed) add(identity, -1);
+    for (std::string& note : LoaderNotes(schemes, modules)) summary().add_warnings(std::move(note));
+    for (std::string& warning : inputs_->module_inputs.Warnings()) summary().add_warnings(std::move(warning));
+    if (inputs_->export_format == kModelOpt) {
+      QUERN_ASSIGN_OR_RETURN(ModelOptConfigs configs, BuildModelOptConfigs(schemes, modules));
+      summary().set_quantization_config(std::move(configs.quantization_config));
+      summary().set_hf_quant_config(std::move(configs.hf_quant_config));
+      return absl::OkStatus();
     }
     QUERN_ASSIGN_OR_RETURN(*summary().mutable_quantization_config(), BuildQuantizationConfig(schemes, modules));
     return absl::OkStatus();
@@ -283,10 +357,13 @@ class QuantizePlanner {
     entry.set_bits(bits.bits / static_cast<double>(bits.weights));
   }
 
-  QuantizeInputs inputs_;
-  Plan& plan_;
-  StoredForms forms_;
+  const checkpoint::Checkpoint& checkpoint_;
   Selection selection_;
+  Plan& plan_;
+  QuantizeInputs* inputs_ = nullptr;
+  std::vector<std::string> without_inputs_;  // modules whose scheme needs what no file has
+  StoredForms forms_;
+  absl::flat_hash_map<std::string, std::vector<size_t>> sets_;  // modules that share a scale
   std::vector<LayoutBlock> blocks_;
   std::vector<std::vector<std::pair<std::string, size_t>>> members_;  // of blocks: (natural key, module)
   absl::flat_hash_map<const quant::Scheme*, std::string> scheme_texts_;
@@ -299,7 +376,16 @@ class QuantizePlanner {
 absl::StatusOr<Plan> PlanQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints) {
   Plan plan;
   QUERN_ASSIGN_OR_RETURN(QuantizeInputs inputs, OpenQuantize(spec, with_fingerprints, plan.summary));
-  QUERN_RETURN_IF_ERROR(QuantizePlanner(std::move(inputs), plan).Run(spec.memory()));
+  QUERN_ASSIGN_OR_RETURN(Selection selection, SelectModules(inputs.checkpoint, inputs.recipe, spec.allow_requantize()));
+  QUERN_RETURN_IF_ERROR(QuantizePlanner(inputs.checkpoint, std::move(selection), plan).Run(&inputs, spec.memory()));
+  return plan;
+}
+
+absl::StatusOr<Plan> PlanDequantize(const quern::v1::DequantizeSpec& spec, bool with_fingerprints) {
+  Plan plan;
+  QUERN_ASSIGN_OR_RETURN(DequantizeInputs inputs, OpenDequantize(spec, with_fingerprints, plan.summary));
+  QUERN_ASSIGN_OR_RETURN(Selection selection, SelectStored(inputs.checkpoint, inputs.dtype));
+  QUERN_RETURN_IF_ERROR(QuantizePlanner(inputs.checkpoint, std::move(selection), plan).Run(nullptr, spec.memory()));
   return plan;
 }
 

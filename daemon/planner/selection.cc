@@ -24,9 +24,9 @@ constexpr int kExamples = 3;
 constexpr size_t kMaxListedLines = 100;
 
 enum class Form {
-  kMatrix,     // a 2-D weight in a floating-point dtype: can be quantized
-  kQuantized,  // stored in a quantized format already
-  kStack,      // weights of several experts in one tensor
+  kMatrix,      // a 2-D weight that can be read: plain, in a quantized format, or a slice of a stack
+  kUnreadable,  // a 2-D weight that cannot
+  kStack,       // weights of several experts in one tensor that cannot be cut
   kOther,
 };
 
@@ -36,45 +36,24 @@ struct Candidate {
   std::string default_reason;
 };
 
-std::string ShapeText(const TensorInfo& info) { return absl::StrCat("[", absl::StrJoin(info.shape, ", "), "]"); }
+std::string ShapeText(const std::vector<uint64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+std::string ShapeText(const SourceWeight& weight) { return absl::StrCat("[", weight.rows, ", ", weight.cols, "]"); }
 
-bool IsWeightDType(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 || dtype == DType::kF64; }
-
-// Parameters that only a quantized module has.
-bool IsQuantizedParameter(absl::string_view parameter) {
-  static constexpr absl::string_view kNames[] = {"weight_packed",
-                                                 "weight_scale",
-                                                 "weight_scale_inv",
-                                                 "weight_scale_2",
-                                                 "weight_global_scale",
-                                                 "weight_zero_point",
-                                                 "weight_g_idx",
-                                                 "weight_shape",
-                                                 "qweight",
-                                                 "qzeros",
-                                                 "scales",
-                                                 "scale"};
-  return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
-}
-
-Candidate Classify(const SelectedModule& module, const checkpoint::Checkpoint& checkpoint, const std::vector<bool>& quantized) {
+Candidate Classify(const SourceModule& module, const checkpoint::Checkpoint& checkpoint) {
   Candidate candidate;
   const Role role = module.identity.role;
-  for (size_t tensor : module.tensors) {
-    const TensorInfo& info = *checkpoint.tensors()[tensor].info;
-    if (quantized[tensor]) candidate.form = Form::kQuantized;
-    if (info.shape.size() >= 3 && role == Role::kRoutedExperts && candidate.form == Form::kOther) candidate.form = Form::kStack;
-  }
-  const TensorInfo& first = *checkpoint.tensors()[module.matrix.value_or(module.tensors.front())].info;
-  if (candidate.form == Form::kStack) {
-    candidate.default_reason = absl::StrCat("a stack of experts in one tensor, shape ", ShapeText(first));
-  } else if (!module.matrix.has_value() && candidate.form != Form::kQuantized) {
+  const auto first_shape = [&] { return ShapeText(checkpoint.tensors()[module.tensors.front()].info->shape); };
+  if (module.is_stack) {
+    candidate.form = Form::kStack;
+    candidate.default_reason = absl::StrCat("a stack of experts in one tensor, shape ", first_shape());
+  } else if (module.weight.has_value() && module.weight->elements() == 0) {
+    candidate.default_reason = absl::StrCat("empty: shape ", ShapeText(*module.weight));
+  } else if (!module.weight.has_value() && module.unreadable.empty()) {
+    const TensorInfo& first = *checkpoint.tensors()[module.tensors.front()].info;
     const char* what = first.shape.size() == 2 ? "not the .weight of a module: shape " : "not a 2-D weight: shape ";
-    candidate.default_reason = absl::StrCat(role == Role::kNorms ? "norm, " : "", what, ShapeText(first));
-  } else if (candidate.form != Form::kQuantized && first.elements() == 0) {
-    candidate.default_reason = absl::StrCat("empty: shape ", ShapeText(first));
+    candidate.default_reason = absl::StrCat(role == Role::kNorms ? "norm, " : "", what, first_shape());
   } else {
-    if (candidate.form == Form::kOther) candidate.form = IsWeightDType(first.dtype) ? Form::kMatrix : Form::kQuantized;
+    candidate.form = module.weight.has_value() ? Form::kMatrix : Form::kUnreadable;
     if (role == Role::kRouter || role == Role::kEmbeddings || role == Role::kLmHead || role == Role::kNorms) {
       candidate.default_reason = std::string(RoleName(role));
     } else {
@@ -110,13 +89,27 @@ quern::v1::PatternMatch ToProto(const Counted& counted, absl::string_view kind) 
   return match;
 }
 
+std::string ListedLines(const std::vector<std::string>& lines) {
+  std::string text;
+  for (size_t i = 0; i < lines.size() && i < kMaxListedLines; ++i) absl::StrAppend(&text, "\n  ", lines[i]);
+  if (lines.size() > kMaxListedLines) absl::StrAppend(&text, "\n  and ", lines.size() - kMaxListedLines, " lines more");
+  return text;
+}
+
+// Values of a dtype as a scheme.
+absl::StatusOr<const quant::Scheme*> PlainScheme(DType dtype) {
+  QUERN_ASSIGN_OR_RETURN(const quant::SchemeSpec spec, quant::PlainSpec(dtype));
+  return quant::Scheme::For(spec);
+}
+
 class Selector {
  public:
-  Selector(const checkpoint::Checkpoint& checkpoint, const Recipe& recipe) : checkpoint_(checkpoint), recipe_(recipe) {}
+  Selector(const checkpoint::Checkpoint& checkpoint, const Recipe& recipe, bool allow_requantize)
+      : checkpoint_(checkpoint), recipe_(recipe), allow_requantize_(allow_requantize) {}
 
   absl::StatusOr<Selection> Run() {
     QUERN_RETURN_IF_ERROR(LoadSchemes());
-    GatherModules();
+    QUERN_RETURN_IF_ERROR(GatherModules());
     for (size_t i = 0; i < modules().size(); ++i) Decide(i);
     if (!checkpoint::Family::For(checkpoint_.config()).known()) Warn(UnknownTypeWarning(checkpoint_.config()));
     CheckPatterns();
@@ -132,6 +125,8 @@ class Selector {
                                                      problems_.size() == 1 ? "" : absl::StrCat(problems_.size(), " problems:\n"),
                                                      absl::StrJoin(problems_, "\n")));
     }
+    QUERN_RETURN_IF_ERROR(StorePlain());
+    CollapseStacks();
     for (const Counted& counted : ignores_) selection_.patterns.push_back(ToProto(counted, "ignore"));
     for (const auto& group : targets_) {
       for (const Counted& counted : group) selection_.patterns.push_back(ToProto(counted, "target"));
@@ -141,7 +136,6 @@ class Selector {
 
  private:
   std::vector<SelectedModule>& modules() { return selection_.modules; }
-  const TensorInfo& Info(size_t tensor) const { return *checkpoint_.tensors()[tensor].info; }
 
   absl::Status LoadSchemes() {
     for (const Pattern& pattern : recipe_.ignore) ignores_.push_back({&pattern, "", 0, 0, 0, 0, "", {}});
@@ -154,37 +148,32 @@ class Selector {
     return absl::OkStatus();
   }
 
-  void GatherModules() {
-    const checkpoint::Family& family = checkpoint::Family::For(checkpoint_.config());
-    const auto& tensors = checkpoint_.tensors();
-    absl::flat_hash_map<std::string, size_t> by_name;
-    by_name.reserve(tensors.size());
-    modules().reserve(tensors.size());
-    std::vector<bool> quantized(tensors.size());  // tensors that only a module in a quantized format has
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const TensorInfo& info = *tensors[i].info;
-      checkpoint::ModuleIdentity identity = family.Identify(info.name, checkpoint_.config());
-      quantized[i] = IsQuantizedParameter(identity.parameter);
-      const auto [entry, added] = by_name.try_emplace(identity.module, modules().size());
-      if (added) modules().emplace_back();
-      SelectedModule& module = modules()[entry->second];
-      module.tensors.push_back(i);
-      const bool weight = identity.parameter == "weight";
-      if (weight && info.shape.size() == 2) module.matrix = i;
-      if (added || weight) module.identity = std::move(identity);
+  absl::Status GatherModules() {
+    QUERN_ASSIGN_OR_RETURN(source_, GatherSourceModules(checkpoint_));
+    modules().reserve(source_.modules.size());
+    candidates_.reserve(source_.modules.size());
+    for (SourceModule& module : source_.modules) {
+      candidates_.push_back(Classify(module, checkpoint_));
+      // The names stay in source_ too: patterns and problems of stacks need them.
+      modules().push_back({module.identity, module.weight, module.tensors, module.storage, nullptr, false, ""});
     }
-    candidates_.reserve(modules().size());
-    for (const SelectedModule& module : modules()) candidates_.push_back(Classify(module, checkpoint_, quantized));
+    return absl::OkStatus();
+  }
+
+  bool Matches(const Pattern& pattern, size_t index) const {
+    const SourceModule& module = source_.modules[index];
+    const bool linear = candidates_[index].linear;
+    return pattern.Matches(module.identity.module, module.identity.role, linear) ||
+           (!module.stack_tensor.empty() && pattern.Matches(module.stack_tensor, module.identity.role, linear));
   }
 
   void Decide(size_t index) {
     SelectedModule& module = modules()[index];
     const Candidate& candidate = candidates_[index];
     const std::string& name = module.identity.module;
-    const Role role = module.identity.role;
     const Counted* ignored = nullptr;
     for (Counted& counted : ignores_) {
-      if (!counted.pattern->Matches(name, role, candidate.linear)) continue;
+      if (!Matches(*counted.pattern, index)) continue;
       ++counted.raw;
       counted.Add(name);
       if (ignored == nullptr) ignored = &counted;
@@ -192,7 +181,7 @@ class Selector {
     int chosen = -1;
     for (size_t g = 0; g < targets_.size(); ++g) {
       for (Counted& counted : targets_[g]) {
-        if (!counted.pattern->Matches(name, role, candidate.linear)) continue;
+        if (!Matches(*counted.pattern, index)) continue;
         ++counted.raw;
         if (ignored != nullptr) {
           ++counted.ignored;
@@ -200,7 +189,7 @@ class Selector {
         }
         const Pattern::Kind kind = counted.pattern->kind();
         const bool outright = kind == Pattern::Kind::kExact || kind == Pattern::Kind::kRole;
-        // Stacks and quantized weights are matched like the linear weights that they stand for, and refused below.
+        // Stacks that cannot be cut are matched like the linear weights that they hold, and refused below.
         const bool wanted = candidate.linear || candidate.form == Form::kStack || (outright && candidate.form != Form::kOther);
         if (!wanted) {
           if (counted.by_default++ == 0) counted.by_default_example = absl::StrCat(name, " (", candidate.default_reason, ")");
@@ -268,51 +257,52 @@ class Selector {
   }
 
   void CheckSources() {
-    std::vector<std::string> quantized, targeted, stacks, copied_stacks, not_matrices;
+    std::map<std::string, std::vector<std::string>> unreadable, stacks;  // by the reason
+    std::vector<std::string> copied_stacks, not_matrices, integers;
+    bool stored = false;
     for (size_t i = 0; i < modules().size(); ++i) {
-      const std::string& name = modules()[i].identity.module;
+      const SourceModule& module = source_.modules[i];
+      const std::string& name = module.identity.module;
       const bool chosen = modules()[i].scheme != nullptr;
-      if (candidates_[i].form == Form::kQuantized && IsLikelyWeight(modules()[i])) (chosen ? targeted : quantized).push_back(name);
-      if (candidates_[i].form == Form::kStack) (chosen ? stacks : copied_stacks).push_back(name);
-      if (candidates_[i].form == Form::kOther && chosen) not_matrices.push_back(name);
+      const Form form = candidates_[i].form;
+      if (form == Form::kUnreadable && (chosen || module.described)) unreadable[module.unreadable].push_back(name);
+      if (form == Form::kStack && chosen) stacks[module.unreadable].push_back(name);
+      if (form == Form::kStack && !chosen) copied_stacks.push_back(name);
+      if (form == Form::kOther && chosen) not_matrices.push_back(name);
+      if (form != Form::kMatrix || module.weight->decoder == nullptr) continue;
+      stored = true;
+      if (chosen && module.weight->decoder->spec().type == quant::NumberType::kInt) integers.push_back(name);
     }
-    if (!targeted.empty()) {
+    for (const auto& [why, names] : unreadable) {
+      problems_.push_back(absl::StrCat("weights in a quantized format that cannot be read (", why, "):", Listed(names)));
+    }
+    if (!integers.empty() && !allow_requantize_) {
       problems_.push_back(absl::StrCat(
-          "modules that are to be quantized are stored in a quantized format already; give the checkpoint in BF16, F16 or F32:",
-          Listed(targeted)));
-    } else if (!quantized.empty()) {
-      problems_.push_back(
-          absl::StrCat("the checkpoint holds modules in a quantized format, which one quantization_config cannot describe beside new ones; "
-                       "give the checkpoint in BF16, F16 or F32:",
-                       Listed(quantized)));
+          "weights that are integers already would be quantized anew, and errors add up; take the checkpoint that they were made "
+          "from, ignore them, or say --allow-requantize:",
+          Listed(integers)));
     }
     if (!stacks.empty()) {
       const bool known = checkpoint::Family::For(checkpoint_.config()).known();
-      problems_.push_back(absl::StrCat("stacks of experts in one tensor cannot be cut into experts for model_type \"",
-                                       checkpoint_.config().model_type, "\"", known ? "" : ", whose layout is not known",
-                                       "; save the checkpoint with one 2-D tensor an expert, or ignore them:", Listed(stacks)));
+      for (const auto& [why, names] : stacks) {
+        problems_.push_back(absl::StrCat(
+            "stacks of experts in one tensor cannot be cut into experts for model_type \"", checkpoint_.config().model_type, "\" (", why,
+            ")", known ? "" : "; whether gate and up are halves or alternate, and which axis is which, only the type tells",
+            "; save the checkpoint with one 2-D tensor an expert, or ignore them:", Listed(names)));
+      }
+    }
+    if (!not_matrices.empty()) {
+      problems_.push_back(absl::StrCat("targets name modules without a 2-D weight:", Listed(not_matrices)));
     }
     if (!copied_stacks.empty()) {
       Warn(absl::StrCat("stacks of experts are copied as they are:", Listed(copied_stacks)));
     }
-    if (!checkpoint_.config().quantization_config.empty() && quantized.empty() && targeted.empty()) {
+    if (!checkpoint_.config().quantization_config.empty() && !stored && unreadable.empty()) {
       Warn("the source's quantization_config is replaced: no module is stored in a quantized format");
     }
   }
 
-  // Integer tables and masks are no weights in a quantized format.
-  static bool IsLikelyWeight(const SelectedModule& module) {
-    return module.identity.role != Role::kNorms && module.identity.role != Role::kEmbeddings;
-  }
-
   static std::string Listed(const std::vector<std::string>& names) { return ListedLines(SummarizeNames(names)); }
-  static std::string ListedLines(const std::vector<std::string>& lines) {
-    std::string text;
-    for (size_t i = 0; i < lines.size() && i < kMaxListedLines; ++i) absl::StrAppend(&text, "\n  ", lines[i]);
-    if (lines.size() > kMaxListedLines) absl::StrAppend(&text, "\n  and ", lines.size() - kMaxListedLines, " lines more");
-    return text;
-  }
-
   // The set of modules that must be treated alike: an engine's fused set, or all routed experts of a layer.
   static std::string UniformSet(const checkpoint::ModuleIdentity& identity) {
     if (identity.expert.has_value()) {
@@ -320,7 +310,7 @@ class Selector {
       const size_t at = identity.module.rfind(number);
       if (at != std::string::npos) return identity.module.substr(0, at);
     }
-    return identity.fused_set;
+    return identity.scale_set;
   }
 
   void KeepOrRefuseMisfits() {
@@ -330,22 +320,22 @@ class Selector {
     struct Fit {
       const quant::Scheme* scheme;
       DType dtype;
-      std::vector<uint64_t> shape;
+      uint64_t rows, cols;
       auto operator<=>(const Fit&) const = default;
     };
     std::map<Fit, absl::Status> fits;
     for (size_t i = 0; i < modules().size(); ++i) {
       SelectedModule& module = modules()[i];
       if (module.scheme == nullptr || candidates_[i].form != Form::kMatrix) continue;
-      const TensorInfo& info = Info(*module.matrix);
-      Fit key{module.scheme, info.dtype, info.shape};
+      const SourceWeight& weight = *module.weight;
+      const Fit key{module.scheme, weight.dtype, weight.rows, weight.cols};
       auto found = fits.find(key);
       if (found == fits.end()) {
-        const quant::Shape2D shape{static_cast<int64_t>(info.shape[0]), static_cast<int64_t>(info.shape[1])};
-        found = fits.emplace(std::move(key), module.scheme->CheckWeight(info.dtype, shape)).first;
+        const quant::Shape2D shape{static_cast<int64_t>(weight.rows), static_cast<int64_t>(weight.cols)};
+        found = fits.emplace(key, module.scheme->CheckWeight(weight.dtype, shape)).first;
       }
       if (found->second.ok()) continue;
-      const std::string why = absl::StrCat(ShapeText(info), ": ", found->second.message());
+      const std::string why = absl::StrCat(ShapeText(weight), ": ", found->second.message());
       if (recipe_.non_divisible == NonDivisiblePolicy::kFail) {
         misfits[why].push_back(module.identity.module);
         continue;
@@ -385,13 +375,15 @@ class Selector {
   void CheckFusedSets() {
     absl::flat_hash_map<std::string, std::vector<size_t>> sets;
     for (size_t i = 0; i < modules().size(); ++i) {
-      if (!modules()[i].matrix.has_value()) continue;
+      if (!modules()[i].weight.has_value()) continue;
       const std::string set = UniformSet(modules()[i].identity);
       if (set.empty()) continue;
       sets[set].push_back(i);
     }
     std::vector<std::pair<size_t, std::string>> lines;
     for (const auto& [set, members] : sets) {
+      const quant::Scheme* const first = modules()[members.front()].scheme;
+      if (std::all_of(members.begin(), members.end(), [&](size_t i) { return modules()[i].scheme == first; })) continue;
       std::map<std::string, std::vector<std::string>> by_scheme;
       for (size_t i : members) {
         const quant::Scheme* const scheme = modules()[i].scheme;
@@ -412,10 +404,62 @@ class Selector {
         "modules that inference engines use as one would differ in their scheme; target or ignore them together:", ListedLines(texts)));
   }
 
+  // What is stored in a quantized format and not quantized anew is written as plain values.
+  absl::Status StorePlain() {
+    QUERN_ASSIGN_OR_RETURN(const quant::Scheme* const plain, PlainScheme(DType::kBF16));
+    std::vector<std::string> names;
+    for (size_t i = 0; i < modules().size(); ++i) {
+      SelectedModule& module = modules()[i];
+      if (module.scheme != nullptr || !module.weight.has_value() || module.weight->decoder == nullptr) continue;
+      module.scheme = plain;
+      module.dequantized = true;
+      names.push_back(module.identity.module);
+    }
+    if (!names.empty()) {
+      Warn(absl::StrCat("stored in a quantized format and not quantized anew, so written as BF16:", Listed(names)));
+    }
+    return absl::OkStatus();
+  }
+
+  void CollapseStacks() {
+    std::vector<bool> gone(modules().size());
+    std::vector<SelectedModule> whole;
+    bool cut = false;
+    for (const SourceStack& stack : source_.stacks) {
+      if (std::any_of(stack.modules.begin(), stack.modules.end(), [&](size_t m) { return modules()[m].scheme != nullptr; })) {
+        cut = true;
+        continue;
+      }
+      for (size_t m : stack.modules) {
+        gone[m] = true;
+        // The first expert stands for all.
+        if (modules()[m].identity.expert == 0u) selection_.unnamed.push_back(modules()[m].identity);
+      }
+      for (size_t tensor : stack.tensors) {
+        SelectedModule& module = whole.emplace_back();
+        module.identity =
+            checkpoint::Family::For(checkpoint_.config()).Identify(checkpoint_.tensors()[tensor].info->name, checkpoint_.config());
+        module.tensors = {tensor};
+        module.reason = modules()[stack.modules.front()].reason;
+      }
+    }
+    const absl::string_view note = checkpoint::Family::For(checkpoint_.config()).stack_note();
+    if (cut && !note.empty()) Warn(std::string(note));
+    if (whole.empty()) return;
+    std::vector<SelectedModule> left;
+    for (size_t i = 0; i < modules().size(); ++i) {
+      if (!gone[i]) left.push_back(std::move(modules()[i]));
+    }
+    for (SelectedModule& module : whole) left.push_back(std::move(module));
+    modules() = std::move(left);
+  }
+
   void Warn(std::string text) { selection_.warnings.push_back(std::move(text)); }
 
   const checkpoint::Checkpoint& checkpoint_;
   const Recipe& recipe_;
+  const bool allow_requantize_;
+  SourceModules source_;
   Selection selection_;
   std::vector<Candidate> candidates_;          // of modules
   std::vector<const quant::Scheme*> schemes_;  // of groups
@@ -430,8 +474,57 @@ std::string UnknownTypeWarning(const checkpoint::ModelConfig& config) {
   return absl::StrCat("model_type \"", config.model_type, "\" is not known: roles are guessed from the usual names");
 }
 
-absl::StatusOr<Selection> SelectModules(const checkpoint::Checkpoint& checkpoint, const Recipe& recipe) {
-  return Selector(checkpoint, recipe).Run();
+absl::StatusOr<Selection> SelectModules(const checkpoint::Checkpoint& checkpoint, const Recipe& recipe, bool allow_requantize) {
+  return Selector(checkpoint, recipe, allow_requantize).Run();
+}
+
+absl::StatusOr<Selection> SelectStored(const checkpoint::Checkpoint& checkpoint, DType dtype) {
+  QUERN_ASSIGN_OR_RETURN(const quant::Scheme* const plain, PlainScheme(dtype));
+  QUERN_ASSIGN_OR_RETURN(SourceModules source, GatherSourceModules(checkpoint));
+  const checkpoint::Family& family = checkpoint::Family::For(checkpoint.config());
+  Selection selection;
+  std::vector<std::string> problems;
+  bool any = false, cut = false;
+  for (SourceModule& module : source.modules) {
+    if (module.stack.has_value() && !source.stacks[*module.stack].quantized) continue;
+    if (!module.unreadable.empty() && module.described) {
+      problems.push_back(absl::StrCat(module.identity.module, ": ", module.unreadable));
+    }
+    SelectedModule selected{std::move(module.identity),
+                            std::move(module.weight),
+                            std::move(module.tensors),
+                            std::move(module.storage),
+                            nullptr,
+                            false,
+                            "not quantized"};
+    if (selected.weight.has_value() && selected.weight->decoder != nullptr) {
+      selected.scheme = plain;
+      selected.dequantized = any = true;
+      selected.reason = absl::StrCat("stored as ", selected.weight->decoder->spec().ToString());
+      cut = cut || module.stack.has_value();
+    }
+    selection.modules.push_back(std::move(selected));
+  }
+  for (const SourceStack& stack : source.stacks) {
+    if (stack.quantized) continue;
+    for (size_t tensor : stack.tensors) {
+      SelectedModule& module = selection.modules.emplace_back();
+      module.identity = family.Identify(checkpoint.tensors()[tensor].info->name, checkpoint.config());
+      module.tensors = {tensor};
+      module.reason = "not quantized";
+    }
+  }
+  if (!problems.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        checkpoint.directory(), ": weights in a quantized format that cannot be read:", ListedLines(SummarizeNames(problems))));
+  }
+  if (!any) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint.directory(), ": no weight is stored in a quantized format: there is nothing to dequantize"));
+  }
+  if (cut && !family.stack_note().empty()) selection.warnings.push_back(std::string(family.stack_note()));
+  if (!family.known()) selection.warnings.push_back(UnknownTypeWarning(checkpoint.config()));
+  return selection;
 }
 
 }  // namespace quern::daemon

@@ -22,14 +22,31 @@ quern::v1::TensorView TaskSources::Start(const checkpoint::TensorLocation& locat
   return view;
 }
 
-quern::v1::TensorView TaskSources::Matrix(const checkpoint::TensorLocation& location) {
-  quern::v1::TensorView view = Start(location);
-  const int64_t width = BytesPerElement(location.info->dtype);
-  view.set_dtype(std::string(DTypeName(location.info->dtype)));
-  view.set_rows(location.info->shape[0]);
-  view.set_cols(location.info->shape[1]);
-  view.set_col_stride(width);
-  view.set_row_stride(width * static_cast<int64_t>(location.info->shape[1]));
+quern::v1::TensorView TaskSources::Weight(const SourceWeight& weight) {
+  quern::v1::TensorView view = Start(checkpoint_.tensors()[weight.tensor]);
+  view.set_dtype(std::string(DTypeName(weight.dtype)));
+  view.set_rows(weight.rows);
+  view.set_cols(weight.cols);
+  if (weight.decoder == nullptr) {
+    view.set_offset(view.offset() + weight.offset);
+    view.set_row_stride(static_cast<int64_t>(weight.row_stride));
+    view.set_col_stride(static_cast<int64_t>(weight.col_stride));
+    return view;
+  }
+  view.set_decode_scheme(weight.decoder->spec().ToString());
+  for (const SourceRegion& region : weight.regions) {
+    quern::v1::DecodeInput& input = *view.add_decode();
+    input.set_role(region.role);
+    quern::v1::TensorView& bytes = *input.mutable_view();
+    bytes = Start(checkpoint_.tensors()[region.tensor]);
+    bytes.set_dtype("U8");
+    bytes.set_offset(bytes.offset() + region.offset);
+    bytes.set_rows(region.rows);
+    bytes.set_cols(region.row_bytes);
+    bytes.set_col_stride(1);
+    bytes.set_row_stride(static_cast<int64_t>(region.row_stride));
+  }
+  view.set_offset(view.decode(0).view().offset());
   return view;
 }
 

@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
+#include "daemon/planner/source_modules.h"
 #include "quern/v1/plan.pb.h"
 
 namespace quern::daemon {
@@ -33,8 +34,7 @@ class TaskSources {
   TaskSources(const checkpoint::Checkpoint& checkpoint, const quern::v1::PlanSummary& files, quern::v1::TaskSpec& task)
       : checkpoint_(checkpoint), files_(files), task_(task) {}
 
-  // The tensor as [rows, cols] of its dtype; it must be 2-D.
-  quern::v1::TensorView Matrix(const checkpoint::TensorLocation& location);
+  quern::v1::TensorView Weight(const SourceWeight& weight);
   // The tensor's bytes as one row of U8.
   quern::v1::TensorView Bytes(const checkpoint::TensorLocation& location);
 

@@ -14,6 +14,7 @@
 #include "checkpoint/fingerprint.h"
 #include "daemon/planner/planner.h"
 #include "daemon/planner/shard_layout.h"
+#include "daemon/recipe/quantization_args.h"
 #include "quant/numerics_version.h"
 
 namespace quern::daemon {
@@ -21,8 +22,6 @@ namespace {
 
 using quern::v1::PlanSummary;
 using quern::v1::SourceFile;
-
-constexpr char kCompressedTensors[] = "compressed-tensors";
 
 checkpoint::FileFingerprint ToFingerprint(const SourceFile& file) {
   checkpoint::FileFingerprint fingerprint;
@@ -34,6 +33,38 @@ checkpoint::FileFingerprint ToFingerprint(const SourceFile& file) {
   fingerprint.blob = file.blob();
   fingerprint.content_sha256 = file.content_sha256();
   return fingerprint;
+}
+
+// Files that the recipe needs are given, and those that are given are needed.
+absl::Status CheckInputFiles(const quern::v1::QuantizeSpec& spec, const Recipe& recipe) {
+  bool activations = false, importance = false;
+  for (const RecipeGroup& group : recipe.groups) {
+    if (HasStaticActivations(group.scheme)) {
+      activations = true;
+      if (spec.activation_scales().empty()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "scheme ", ShortName(group.scheme), " stores scales of activations, which only data can give: name a file of them (",
+            "--activation-scales FILE), or take ", DataFreePreset(group.scheme), ", which needs none"));
+      }
+    }
+    if (group.scheme.observer == quant::Observer::kImportance) {
+      importance = true;
+      if (spec.importance().empty()) {
+        return absl::InvalidArgumentError(absl::StrCat("observer ", ObserverName(group.scheme.observer),
+                                                       " weighs errors by E[x^2] of the input channels: name a file of them (--importance "
+                                                       "FILE), or take ",
+                                                       ObserverName(quant::Observer::kMse)));
+      }
+    }
+  }
+  if (!spec.activation_scales().empty() && !activations) {
+    return absl::InvalidArgumentError("--activation-scales: no scheme of the recipe stores scales of activations (FP8 and NVFP4 do)");
+  }
+  if (!spec.importance().empty() && !importance) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--importance: no scheme of the recipe uses it; choose the observer ", ObserverName(quant::Observer::kImportance)));
+  }
+  return absl::OkStatus();
 }
 
 // A field with its length, so that no two lists of fields give the same text.
@@ -94,29 +125,67 @@ std::string IdentityOf(const PlanSummary& summary, absl::string_view what) {
 
 absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints, PlanSummary& summary) {
   const std::string export_format = spec.export_format().empty() ? kCompressedTensors : spec.export_format();
-  if (export_format != kCompressedTensors) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown export format \"", export_format, "\"; known: ", kCompressedTensors));
+  if (export_format != kCompressedTensors && export_format != kModelOpt) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown export format \"", export_format, "\"; known: ", kCompressedTensors, ", ", kModelOpt));
   }
   // The recipe first: a mistake in it is told without reading a file.
-  const RecipeShorthands shorthands{
-      spec.scheme(), spec.group_size(), {spec.targets().begin(), spec.targets().end()}, {spec.ignore().begin(), spec.ignore().end()}};
+  const RecipeShorthands shorthands{.scheme = spec.scheme(),
+                                    .group_size = spec.group_size(),
+                                    .observer = spec.observer(),
+                                    .targets = {spec.targets().begin(), spec.targets().end()},
+                                    .ignore = {spec.ignore().begin(), spec.ignore().end()}};
   QUERN_ASSIGN_OR_RETURN(Recipe recipe, ParseRecipe(spec.recipe(), shorthands));
+  summary.set_resolved_recipe(recipe.ToYaml());
+  summary.set_recipe_sha256(Sha256Of(summary.resolved_recipe()));
+  QUERN_RETURN_IF_ERROR(CheckInputFiles(spec, recipe));
+  if (export_format == kModelOpt) {
+    for (RecipeGroup& group : recipe.groups) {
+      QUERN_ASSIGN_OR_RETURN(group.scheme, quant::ToModelOpt(group.scheme));
+      QUERN_RETURN_IF_ERROR(quant::CheckSupported(group.scheme));
+    }
+  }
   QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(spec.source()));
   QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(directory));
   summary.set_source(checkpoint.directory());
   summary.set_source_name(spec.source());
   summary.set_model_type(checkpoint.config().model_type);
-  summary.set_resolved_recipe(recipe.ToYaml());
-  summary.set_recipe_sha256(Sha256Of(summary.resolved_recipe()));
+  summary.set_max_shard_size(spec.max_shard_size() > 0 ? spec.max_shard_size() : kDefaultMaxShardSize);
+  summary.set_numerics_version(quant::kNumericsVersion);
+  QUERN_RETURN_IF_ERROR(
+      AddSourceFiles(checkpoint, {.samples = with_fingerprints, .whole_content = with_fingerprints && spec.verify_source()}, summary));
+  QUERN_ASSIGN_OR_RETURN(ModuleInputs module_inputs,
+                         ModuleInputs::Open(spec.activation_scales(), spec.importance(), with_fingerprints, summary));
+  if (with_fingerprints) {
+    QUERN_ASSIGN_OR_RETURN(const std::string texts, DigestOfTexts(checkpoint));
+    std::string what = absl::StrCat("quantize ", export_format, " ", HexDigest(texts));
+    for (const SourceFile& file : summary.input_files()) absl::StrAppend(&what, " ", HexDigest(file.content_sha256()));
+    if (spec.allow_requantize()) absl::StrAppend(&what, " requantize");
+    summary.set_identity(IdentityOf(summary, what));
+  }
+  return QuantizeInputs{std::move(checkpoint), std::move(recipe), export_format, summary.max_shard_size(), std::move(module_inputs)};
+}
+
+absl::StatusOr<DequantizeInputs> OpenDequantize(const quern::v1::DequantizeSpec& spec, bool with_fingerprints, PlanSummary& summary) {
+  const std::string name = spec.dtype().empty() ? "BF16" : spec.dtype();
+  const absl::StatusOr<DType> dtype = ParseDType(name);
+  if (!dtype.ok() || (*dtype != DType::kBF16 && *dtype != DType::kF16 && *dtype != DType::kF32)) {
+    return absl::InvalidArgumentError(absl::StrCat("plain weights are BF16, F16 or F32, not \"", name, "\""));
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(spec.source()));
+  QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(directory));
+  summary.set_source(checkpoint.directory());
+  summary.set_source_name(spec.source());
+  summary.set_model_type(checkpoint.config().model_type);
   summary.set_max_shard_size(spec.max_shard_size() > 0 ? spec.max_shard_size() : kDefaultMaxShardSize);
   summary.set_numerics_version(quant::kNumericsVersion);
   QUERN_RETURN_IF_ERROR(
       AddSourceFiles(checkpoint, {.samples = with_fingerprints, .whole_content = with_fingerprints && spec.verify_source()}, summary));
   if (with_fingerprints) {
     QUERN_ASSIGN_OR_RETURN(const std::string texts, DigestOfTexts(checkpoint));
-    summary.set_identity(IdentityOf(summary, absl::StrCat("quantize ", export_format, " ", HexDigest(texts))));
+    summary.set_identity(IdentityOf(summary, absl::StrCat("dequantize ", name, " ", HexDigest(texts))));
   }
-  return QuantizeInputs{std::move(checkpoint), std::move(recipe), export_format, summary.max_shard_size()};
+  return DequantizeInputs{std::move(checkpoint), *dtype};
 }
 
 std::string IdentityDifference(const PlanSummary& stored, const PlanSummary& now) {

@@ -5,12 +5,19 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/dtype.h"
 #include "checkpoint/checkpoint.h"
+#include "daemon/planner/module_inputs.h"
 #include "daemon/recipe/recipe.h"
 #include "quern/v1/jobs.pb.h"
 #include "quern/v1/plan.pb.h"
 
 namespace quern::daemon {
+
+// Names of export formats, in requests and manifests.
+inline constexpr char kCompressedTensors[] = "compressed-tensors";
+inline constexpr char kModelOpt[] = "modelopt";
+inline constexpr char kPlain[] = "plain";  // of DEQUANTIZE
 
 struct EvidenceOptions {
   bool samples = true;         // read 64 samples a file; without, only what the headers said
@@ -30,9 +37,19 @@ struct QuantizeInputs {
   Recipe recipe;
   std::string export_format;
   uint64_t max_shard_size = 0;
+  ModuleInputs module_inputs;
 };
-// Opens the source and fills the identity's fields of `summary`; identity itself only with samples.
+// The recipe's schemes are in the convention of the export format. INVALID_ARGUMENT for one that the format does not have, or that needs a
+// file which is not given. Opens the source and fills the identity's fields of `summary`; identity itself only with samples.
 absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints, quern::v1::PlanSummary& summary);
+
+// The parts of a DEQUANTIZE job that both its plan and its identity need.
+struct DequantizeInputs {
+  checkpoint::Checkpoint checkpoint;
+  DType dtype = DType::kBF16;  // of the plain weights
+};
+absl::StatusOr<DequantizeInputs> OpenDequantize(const quern::v1::DequantizeSpec& spec, bool with_fingerprints,
+                                                quern::v1::PlanSummary& summary);
 
 }  // namespace quern::daemon
 

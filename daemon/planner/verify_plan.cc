@@ -20,9 +20,11 @@
 #include "checkpoint/family.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/planner/emitted_config.h"
+#include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/plans.h"
 #include "daemon/planner/shard_writer.h"
 #include "daemon/planner/source_evidence.h"
+#include "daemon/planner/source_modules.h"
 #include "quant/numerics_version.h"
 #include "quant/scheme.h"
 
@@ -261,9 +263,9 @@ class VerifyPlanner {
     if (!region.constant.empty()) {
       check.set_kind(ValueCheck::EQUALS);
       check.set_expected(region.constant);
-    } else if (region.suffix == "weight_scale") {
+    } else if (region.suffix == "weight_scale" && region.dtype != DType::kU8) {  // U8 are exponents, of which none is wrong
       check.set_kind(ValueCheck::FINITE_NONZERO);
-    } else if (region.suffix == "weight_packed" || region.suffix == "weight_zero_point") {
+    } else if ((region.suffix == "weight_packed" || region.suffix == "weight_zero_point") && region.dtype == DType::kI32) {
       const bool along_rows = region.suffix == "weight_zero_point";
       check.set_kind(ValueCheck::ZERO_TAIL_BITS);
       check.set_num_bits(static_cast<uint32_t>(module.scheme->spec().num_bits));
@@ -287,39 +289,59 @@ class VerifyPlanner {
   }
 
   absl::Status CheckConfig() {
+    const std::string& config = output_->config().quantization_config;
+    if (manifest_->export_format == kPlain) {
+      if (!config.empty()) AddMismatch("config.json", "", 0, "has a quantization_config, but the weights are plain");
+      return absl::OkStatus();
+    }
     std::vector<quant::SchemeSpec> schemes;
     std::map<std::string, int> numbers;
     std::vector<ConfigModule> modules;
     const checkpoint::Family& family = checkpoint::Family::For(output_->config());
-    const auto add = [&](absl::string_view tensor, int scheme) {
+    const auto add_tensor = [&](absl::string_view tensor, int scheme) {
       const checkpoint::ModuleIdentity identity = family.Identify(tensor, output_->config());
       modules.push_back({identity.module, identity.transformers_name, identity.role, identity.expert.has_value(), scheme});
     };
+    const auto add = [&](const ManifestModule& module, int scheme) { add_tensor(absl::StrCat(module.module, ".weight"), scheme); };
     for (const ManifestModule& module : manifest_->modules) {
+      // Values that were only dequantized are not described.
+      if (absl::StartsWith(module.scheme, "plain")) {
+        add(module, -1);
+        continue;
+      }
       const auto [number, added] = numbers.try_emplace(module.scheme, static_cast<int>(schemes.size()));
       if (added) {
         const absl::StatusOr<quant::SchemeSpec> spec = quant::SchemeSpec::Parse(module.scheme);
         if (!spec.ok()) return absl::OkStatus();  // told by CheckModules
         schemes.push_back(*spec);
       }
-      add(module.source_tensor, number->second);
+      add(module, number->second);
     }
     for (const ManifestCopy& copy : manifest_->copied) {
       const TensorLocation* location = output_->Find(copy.tensor);
-      if (location != nullptr && location->info->shape.size() == 2 && absl::EndsWith(copy.tensor, ".weight")) add(copy.tensor, -1);
+      if (location != nullptr && location->info->shape.size() == 2 && absl::EndsWith(copy.tensor, ".weight")) add_tensor(copy.tensor, -1);
     }
-    if (output_->config().quantization_config.empty()) {
+    if (config.empty()) {
       if (!schemes.empty()) AddMismatch("config.json", "", 0, "has no quantization_config");
       return absl::OkStatus();
     }
-    const absl::StatusOr<std::vector<std::string>> differences =
-        CheckQuantizationConfig(output_->config().quantization_config, schemes, modules, kMaxMismatches);
+    const absl::StatusOr<std::vector<std::string>> differences = CompareConfigs(config, schemes, modules);
     if (!differences.ok()) {
       AddMismatch("config.json", "", 0, differences.status().message());
       return absl::OkStatus();
     }
     for (const std::string& difference : *differences) AddMismatch("config.json", "", 0, difference);
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<std::string>> CompareConfigs(const std::string& config, const std::vector<quant::SchemeSpec>& schemes,
+                                                          const std::vector<ConfigModule>& modules) const {
+    if (manifest_->export_format == kCompressedTensors) return CheckQuantizationConfig(config, schemes, modules, kMaxMismatches);
+    if (manifest_->export_format != kModelOpt) {
+      return absl::InvalidArgumentError(absl::StrCat("the manifest's export_format \"", manifest_->export_format, "\" is not known here"));
+    }
+    QUERN_ASSIGN_OR_RETURN(const std::string file, ReadFileToString(JoinPath(directory_, kHfQuantConfigName), kMaxManifestBytes));
+    return CheckModelOptConfigs(file, config, schemes, modules, kMaxMismatches);
   }
 
   void AddFileTask(const ManifestFile& file) {
@@ -339,6 +361,11 @@ class VerifyPlanner {
     plan_.summary.set_source_name(spec_.against());
     QUERN_RETURN_IF_ERROR(AddSourceFiles(source, {.samples = with_fingerprints, .whole_content = false}, plan_.summary));
     CheckSourceFiles(source);
+    QUERN_ASSIGN_OR_RETURN(const SourceModules modules, GatherSourceModules(source));
+    Weights weights;
+    for (const SourceModule& module : modules.modules) {
+      if (module.weight.has_value()) weights.emplace(module.identity.module, &*module.weight);
+    }
     std::map<std::string, std::pair<std::vector<const ManifestModule*>, std::vector<const ManifestCopy*>>> shards;
     for (const ManifestModule& module : manifest_->modules) shards[module.shard].first.push_back(&module);
     for (const ManifestCopy& copy : manifest_->copied) shards[copy.shard].second.push_back(&copy);
@@ -348,7 +375,7 @@ class VerifyPlanner {
       task.mutable_compare_shard()->set_path(JoinPath(directory_, shard));
       TaskSources sources(source, plan_.summary, task);
       uint64_t to_read = 0;
-      for (const ManifestModule* module : units.first) AddComparison(*module, source, sources, task, to_read);
+      for (const ManifestModule* module : units.first) AddComparison(*module, source, weights, sources, task, to_read);
       for (const ManifestCopy* copy : units.second) AddComparison(*copy, source, sources, task, to_read);
       task.set_bytes_to_read(to_read);
     }
@@ -374,18 +401,23 @@ class VerifyPlanner {
     if (said != found) AddMismatch(kManifestName, tensor, 0, absl::StrCat("source_file is ", said, ", the source has it in ", found));
   }
 
-  void AddComparison(const ManifestModule& module, const Checkpoint& source, TaskSources& sources, TaskSpec& task, uint64_t& to_read) {
+  using Weights = absl::flat_hash_map<std::string, const SourceWeight*>;  // of the source, by module
+
+  void AddComparison(const ManifestModule& module, const Checkpoint& source, const Weights& weights, TaskSources& sources, TaskSpec& task,
+                     uint64_t& to_read) {
     const absl::StatusOr<Regions> regions = RegionsOf(module);
     if (!regions.ok()) return;  // told by CheckModules
-    const TensorLocation* weight = source.Find(module.source_tensor);
-    if (weight == nullptr || weight->info->dtype != regions->dtype || weight->info->shape != module.source_shape) {
+    const auto found = weights.find(module.module);
+    const SourceWeight* const weight = found == weights.end() ? nullptr : found->second;
+    if (weight == nullptr || source.tensors()[weight->tensor].info->name != module.source_tensor || weight->dtype != regions->dtype ||
+        module.source_shape != std::vector<uint64_t>{weight->rows, weight->cols}) {
       AddMismatch(module.shard, module.source_tensor, 0,
                   "the source does not have this tensor in the dtype and shape that the manifest says");
       return;
     }
-    CheckSourceFile(module.source_tensor, module.source_file, source.shards()[weight->shard].name);
+    CheckSourceFile(module.source_tensor, module.source_file, source.shards()[source.tensors()[weight->tensor].shard].name);
     quern::v1::QuantizeUnit unit;
-    uint64_t bytes = weight->info->bytes();
+    uint64_t bytes = weight->bytes();
     for (const quant::Region& region : regions->regions) {
       const TensorLocation* location = output_->Find(absl::StrCat(module.module, ".", region.suffix));
       if (location == nullptr || location->info->shape != region.shape || location->info->dtype != region.dtype ||
@@ -396,7 +428,7 @@ class VerifyPlanner {
       bytes += location->info->bytes();
     }
     unit.set_module(module.module);
-    *unit.mutable_weight() = sources.Matrix(*weight);
+    *unit.mutable_weight() = sources.Weight(*weight);
     unit.set_scheme(module.scheme);
     unit.set_nonfinite(module.error.nonfinite() > 0 ? "clamp" : "fail");
     unit.set_reason(module.reason);
@@ -452,19 +484,21 @@ absl::StatusOr<PlanSummary> VerifyIdentity(const quern::v1::VerifySpec& spec, co
 
 std::vector<quern::v1::Mismatch> SourceDigestMismatches(const Manifest& manifest, const TaskSpec& task,
                                                         const quern::v1::TaskResult& result) {
-  absl::flat_hash_map<std::string, const ManifestModule*> modules;
-  for (const ManifestModule& module : manifest.modules) modules[module.module] = &module;
+  absl::flat_hash_map<std::string, const std::string*> expected;  // by the source's tensor
+  for (const ManifestModule& module : manifest.modules) expected[module.source_tensor] = &module.source_digest;
+  for (const ManifestCopy& copy : manifest.copied) expected[copy.tensor] = &copy.source_digest;
+  absl::flat_hash_map<std::string, const std::string*> found;
+  for (const quern::v1::ViewDigest& digest : result.source_digests()) found[digest.tensor()] = &digest.digest();
   std::vector<quern::v1::Mismatch> mismatches;
-  int position = 0;  // digests stand in the order of the units that have them
   for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
-    if (!unit.has_quantize() || position >= result.source_digests_size()) continue;
-    const std::string& found = result.source_digests(position++).digest();
-    const auto module = modules.find(unit.quantize().module());
-    if (module == modules.end() || module->second->source_digest == found) continue;
+    const std::string& tensor = unit.has_quantize() ? unit.quantize().weight().tensor() : unit.copy().source().tensor();
+    const auto then = expected.find(tensor);
+    const auto now = found.find(tensor);
+    if (then == expected.end() || now == found.end() || *then->second == *now->second) continue;
     quern::v1::Mismatch& mismatch = mismatches.emplace_back();
     mismatch.set_file(kManifestName);
-    mismatch.set_tensor(unit.quantize().module());
-    mismatch.set_what(absl::StrCat("source_digest is ", HexDigest(module->second->source_digest), ", the source's is ", HexDigest(found)));
+    mismatch.set_tensor(unit.has_quantize() ? unit.quantize().module() : tensor);
+    mismatch.set_what(absl::StrCat("source_digest is ", HexDigest(*then->second), ", the source's is ", HexDigest(*now->second)));
   }
   return mismatches;
 }

@@ -31,6 +31,7 @@ namespace {
 constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr char kConfigName[] = "config.json";
 constexpr char kRecipeName[] = "quern_recipe.yaml";
+constexpr char kHfQuantConfigName[] = "hf_quant_config.json";
 constexpr char kSingleShardName[] = "model.safetensors";
 // A config or index larger than this is no config or index.
 constexpr uint64_t kDescriptionLimit = 256 * kMiB;
@@ -73,6 +74,7 @@ class FileWriter {
 std::vector<std::string> NamesToWrite(const quern::v1::PlanSummary& plan, std::vector<std::string> shards) {
   std::vector<std::string> names = std::move(shards);
   for (const char* name : {kIndexName, kConfigName, kRecipeName, kManifestName}) names.push_back(name);
+  if (!plan.hf_quant_config().empty()) names.push_back(kHfQuantConfigName);
   names.insert(names.end(), plan.side_files().begin(), plan.side_files().end());
   return names;
 }
@@ -94,7 +96,8 @@ class Publisher {
         output_(request.spec->output()),
         quern_(JoinPath(output_, ".quern")),
         temporary_(JoinPath(quern_, "publish")),
-        synthesize_(request.spec->operation() == quern::v1::SYNTHESIZE) {}
+        synthesize_(request.spec->operation() == quern::v1::SYNTHESIZE),
+        dequantize_(request.spec->operation() == quern::v1::DEQUANTIZE) {}
 
   absl::Status Run() {
     QUERN_RETURN_IF_ERROR(CheckPaths());
@@ -160,7 +163,7 @@ class Publisher {
         }
       }
     }
-    for (const char* name : {kIndexName, kConfigName, kRecipeName, kManifestName}) own_names_.insert(name);
+    for (const char* name : {kIndexName, kConfigName, kRecipeName, kHfQuantConfigName, kManifestName}) own_names_.insert(name);
     return absl::OkStatus();
   }
 
@@ -179,8 +182,9 @@ class Publisher {
       const std::string path = JoinPath(plan_.source(), kConfigName);
       QUERN_ASSIGN_OR_RETURN(const std::string text, ReadFileToString(path, kDescriptionLimit));
       QUERN_ASSIGN_OR_RETURN(config_, checkpoint::ParseModelConfig(text, path));
-      config_text_ = text;
-      if (!plan_.quantization_config().empty()) {
+      if (dequantize_) {
+        QUERN_ASSIGN_OR_RETURN(config_text_, checkpoint::WithoutQuantizationConfig(config_));
+      } else {
         QUERN_ASSIGN_OR_RETURN(config_text_, checkpoint::WithQuantizationConfig(config_, plan_.quantization_config()));
       }
       const std::string index_path = JoinPath(plan_.source(), kIndexName);
@@ -316,8 +320,14 @@ class Publisher {
       file.name = name;
       files_.push_back(std::move(file));
     }
-    QUERN_ASSIGN_OR_RETURN(ManifestFile recipe, WriteWhole(kRecipeName, plan_.resolved_recipe()));
-    files_.push_back(std::move(recipe));
+    if (!dequantize_) {
+      QUERN_ASSIGN_OR_RETURN(ManifestFile recipe, WriteWhole(kRecipeName, plan_.resolved_recipe()));
+      files_.push_back(std::move(recipe));
+    }
+    if (!plan_.hf_quant_config().empty()) {
+      QUERN_ASSIGN_OR_RETURN(ManifestFile config, WriteWhole(kHfQuantConfigName, plan_.hf_quant_config()));
+      files_.push_back(std::move(config));
+    }
     for (const std::string& directory : directories) QUERN_RETURN_IF_ERROR(SyncDirectory(directory));
     return absl::OkStatus();
   }
@@ -359,11 +369,14 @@ class Publisher {
     Manifest head;
     head.numerics_version = plan_.numerics_version();
     head.recipe = plan_.resolved_recipe();
-    head.export_format = request_.spec->quantize().export_format();
+    head.export_format = dequantize_ ? "plain" : request_.spec->quantize().export_format();
     if (head.export_format.empty()) head.export_format = "compressed-tensors";
     head.max_shard_size = plan_.max_shard_size();
     for (const quern::v1::SourceFile& file : plan_.source_files()) {
       head.source_files.push_back({SourceName(file), file.size(), file.header_sha256()});
+    }
+    for (const quern::v1::SourceFile& file : plan_.input_files()) {
+      head.inputs.push_back({BaseName(file.path()), file.size(), file.content_sha256()});
     }
     head.files = AllFiles();
     return head;
@@ -525,7 +538,8 @@ class Publisher {
   }
 
   absl::Status WithBytesNeeded(const absl::Status& status) {
-    uint64_t needed = config_text_.size() + index_text_.size() + request_.run_json.size() + plan_.resolved_recipe().size();
+    uint64_t needed = config_text_.size() + index_text_.size() + request_.run_json.size() + plan_.resolved_recipe().size() +
+                      plan_.hf_quant_config().size();
     if (!synthesize_) needed += units_ * kManifestBytesPerTensor;
     for (const std::string& name : plan_.side_files()) needed += FileSize(JoinPath(plan_.source(), name)).value_or(0);
     const absl::StatusOr<uint64_t> free = FreeDiskSpace(output_);
@@ -540,6 +554,7 @@ class Publisher {
   const std::string quern_;
   const std::string temporary_;
   const bool synthesize_;
+  const bool dequantize_;
 
   std::vector<CommittedShard> shards_;
   std::set<std::string> own_names_;  // what this job writes, apart from side files
@@ -589,6 +604,7 @@ absl::Status PublishJob(const PublishRequest& request) {
     case quern::v1::VERIFY:
       return absl::OkStatus();
     case quern::v1::QUANTIZE:
+    case quern::v1::DEQUANTIZE:
     case quern::v1::SYNTHESIZE:
       return Publisher(request).Run();
     default:

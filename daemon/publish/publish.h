@@ -14,6 +14,8 @@
 // manifest that stands in OUT describes either an old result or this very one, never a mixture: it is the last to go and the first of the
 // descriptions to come.
 //
+// An export to ModelOpt writes hf_quant_config.json in step 3. DEQUANTIZE has no recipe, and config.json has no quantization_config.
+//
 // SYNTHESIZE has no side files, recipe or manifest: beside .quern a plain checkpoint remains. Its run.json lists what a manifest would,
 // "files": [{"name", "size", "sha256"}]. VERIFY publishes nothing.
 //

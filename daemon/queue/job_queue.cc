@@ -440,24 +440,21 @@ void JobQueue::CountFailure(JobState& job, uint32_t task, const std::string& rea
 
 namespace {
 // Failures of a job that is being stopped are not counted: its attempts were told to end.
-bool CountsFailures(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PAUSED; }
+bool IsUnderWay(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PAUSED; }
 }  // namespace
 
-void JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message, bool whole_worker_died) {
-  JobState& job = *FindJob(ref.job);
-  TaskState& task = job.tasks[ref.task];
-  const Attempt& attempt = task.attempts.at(ref.attempt);
+bool JobQueue::CountsFailures(const AttemptRef& ref) {
+  const JobState* const job = FindJob(ref.job);
+  return job != nullptr && IsUnderWay(job->record.state()) && job->tasks[ref.task].record.state() != Task::COMMITTED;
+}
+
+bool JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message) {
+  const Attempt& attempt = FindJob(ref.job)->tasks[ref.task].attempts.at(ref.attempt);
   const auto worker = workers_.find(attempt.record.worker());
   const bool leaving = worker != workers_.end() && worker->second.info.draining();
-  const bool counts = attempt.seen_alive && !leaving && !attempt.stop && CountsFailures(job.record.state());
-  const uint64_t used = attempt.record.memory();
+  const bool counts = attempt.seen_alive && !leaving && !attempt.stop && CountsFailures(ref);
   EndAttempt(ref, quern::v1::Attempt::LOST, "WORKER_LOST", message);
-  if (!counts) return;
-  std::string what = message;
-  if (whole_worker_died && HalveMemory(task, used)) {
-    absl::StrAppend(&what, "; it may have run out of memory, the next attempt gets ", FormatByteSize(task.record.memory_limit()));
-  }
-  CountFailure(job, ref.task, "WORKER_LOST", what);
+  return counts;
 }
 
 void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) {
@@ -469,7 +466,7 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
   // Its loss was counted already.
   const bool was_lost = task.attempts.at(ref.attempt).record.state() == quern::v1::Attempt::LOST;
   EndAttempt(ref, quern::v1::Attempt::FAILED, reason, failure.message());
-  if (was_lost || !CountsFailures(job.record.state())) return;
+  if (was_lost || !CountsFailures(ref)) return;
   switch (failure.reason()) {
     case quern::v1::DISK_FULL:
       FailFullDisk(job, ref.task, failure);
@@ -753,6 +750,11 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
         if (!granted) job->pending.insert(i);
       }
       PutTask(*job, i);
+    }
+    for (auto& [name, worker] : workers_) {
+      for (Superseded& old : worker.superseded) {
+        std::erase_if(old.suspicions, [&](const Suspicion& suspicion) { return suspicion.ref.job == id; });
+      }
     }
     job->record.clear_error();
   }

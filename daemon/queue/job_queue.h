@@ -12,6 +12,11 @@
 // worker said so), LOST (its lease ran out or its worker was replaced) or STOPPED (drained, cancelled or fenced). A LOST attempt may
 // still commit, or be taken up again by its worker, while the task is not committed. The first commit fences all others.
 //
+// A worker is (name, incarnation). The newest incarnation of a name wins, once: those before it are remembered, and when one of them
+// calls again it is told to stop. What it ran is LOST at once. That counts as a failure only if it died: when it had hung up before, or
+// has kept silent for a lease. One that is alive, a second worker with the same name, fails no task. A coordinator that restarts takes
+// the first incarnation that calls for the newest.
+//
 // Synced before said: a method changes the state in memory and hands the records to the store; every callback that could tell of a
 // change runs only once all records handed over until then are durable. After an error of the store nothing is told any more:
 // all callbacks get that error.
@@ -19,6 +24,7 @@
 #define QUERN_DAEMON_QUEUE_JOB_QUEUE_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -219,8 +225,25 @@ class JobQueue {
     std::function<void(absl::StatusOr<quern::v1::SynchronizeResponse>)> done;
   };
 
+  // An attempt of a superseded incarnation that may have died of it.
+  struct Suspicion {
+    AttemptRef ref;
+    uint64_t memory_before = 0;  // TaskRecord.memory_limit, to return to when the incarnation is alive
+    std::string message;
+  };
+
+  struct Superseded {
+    std::string incarnation;
+    absl::Duration dead_at;  // it has died if it has not called until then
+    bool told = false;
+    std::vector<Suspicion> suspicions;
+  };
+
   struct WorkerState {
     quern::v1::SynchronizeRequest info;  // the last call, with the attempts that it listed
+    std::deque<Superseded> superseded;   // incarnations before this one, oldest first
+    absl::Time here_since;               // first call of this incarnation
+    bool hung_up = false;                // its last call ended from its side, and no other has come
     absl::Duration last_seen;
     absl::Time last_seen_wall;
     absl::Duration available_until = absl::InfiniteDuration();
@@ -280,7 +303,8 @@ class JobQueue {
   void FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) QUERN_REQUIRES(mutex_);
   void EndAttempt(const AttemptRef& ref, quern::v1::Attempt::State state, const std::string& reason, const std::string& message)
       QUERN_REQUIRES(mutex_);
-  void LoseAttempt(const AttemptRef& ref, const std::string& message, bool whole_worker_died) QUERN_REQUIRES(mutex_);
+  // Whether the loss is a failure, should its worker have died.
+  bool LoseAttempt(const AttemptRef& ref, const std::string& message) QUERN_REQUIRES(mutex_);
   void HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) QUERN_REQUIRES(mutex_);
   void CountFailure(JobState& job, uint32_t task, const std::string& reason, const std::string& message) QUERN_REQUIRES(mutex_);
   bool HalveMemory(TaskState& task, uint64_t used) QUERN_REQUIRES(mutex_);
@@ -288,7 +312,17 @@ class JobQueue {
   void FinishCheck(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& status);
   void Commit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
 
+  // A call of a new incarnation: what the old one ran is lost, and whoever waits for it is told to stop.
+  void Supersede(WorkerState& worker, const quern::v1::SynchronizeRequest& request) QUERN_REQUIRES(mutex_);
+  void AnswerSuperseded(const WorkerState& worker, Superseded& old, const quern::v1::SynchronizeRequest& request,
+                        std::function<void(absl::StatusOr<quern::v1::SynchronizeResponse>)> done) QUERN_REQUIRES(mutex_);
+  void ForgiveSuspicions(Superseded& old) QUERN_REQUIRES(mutex_);
+  void CountSuspicions(Superseded& old) QUERN_REQUIRES(mutex_);
+  // Whether a failure of the task has consequences now.
+  bool CountsFailures(const AttemptRef& ref) QUERN_REQUIRES(mutex_);
   void UpdateWorker(WorkerState& worker, const quern::v1::SynchronizeRequest& request) QUERN_REQUIRES(mutex_);
+  // What the call says of attempts; returns those that it lists. `current` is null for a superseded incarnation, which takes up nothing.
+  std::set<AttemptRef> HandleAttempts(const quern::v1::SynchronizeRequest& request, WorkerState* current) QUERN_REQUIRES(mutex_);
   void HandleSight(WorkerState& worker, const quern::v1::SightAnswer& answer) QUERN_REQUIRES(mutex_);
   // Whether the file of an attempt that the worker reported is being looked at.
   bool IsChecking(const WorkerState& worker) const QUERN_REQUIRES(mutex_);

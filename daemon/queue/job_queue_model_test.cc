@@ -1,6 +1,7 @@
 // Random operations, lost messages and crashes against what a client and a worker may rely on:
 //   - an attempt is granted to one incarnation of one worker only, and attempts of a task have ever larger numbers;
 //   - a task whose completion was acknowledged is never granted again, also after a crash that lost all that was not synced;
+//   - an incarnation that a newer one has replaced is told to stop, and gets nothing;
 //   - in the end every job gets done.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,6 +46,7 @@ class Model {
   int grants() const { return static_cast<int>(grants_.size()); }
   int commits() const { return static_cast<int>(acknowledged_.size()); }
   int crashes() const { return crashes_; }
+  int ghost_calls() const { return ghost_calls_; }
 
  private:
   using TaskId = std::pair<std::string, uint32_t>;
@@ -52,6 +54,12 @@ class Model {
   struct Worker {
     std::string incarnation;
     std::vector<AttemptStatus> attempts;
+  };
+
+  struct Ghost {
+    int index;
+    bool superseded;  // the coordinator knows it
+    Worker worker;
   };
 
   uint32_t Below(uint32_t n) { return std::uniform_int_distribution<uint32_t>(0, n - 1)(random_); }
@@ -88,10 +96,13 @@ class Model {
     store_.LosePending();
     queue_.reset();
     ready_.clear();
+    ghosts_.clear();
+    known_.clear();
     Open();
   }
 
   void NewIncarnation(int worker) {
+    if (!workers_[worker].incarnation.empty()) ghosts_.push_back({worker, false, workers_[worker]});
     workers_[worker].incarnation = absl::StrCat("incarnation ", ++incarnations_);
     workers_[worker].attempts.clear();
   }
@@ -116,7 +127,7 @@ class Model {
   void Synchronize(int index) {
     Worker& worker = workers_[index];
     quern::v1::SynchronizeRequest request;
-    request.set_worker(absl::StrCat("worker ", index));
+    request.set_worker(absl::StrCat("worker-", index));
     request.set_incarnation(worker.incarnation);
     request.set_numerics_version(1);
     request.set_slots(2);
@@ -125,10 +136,35 @@ class Model {
     request.set_may_wait(!calm_ && Chance(20));
     auto answer = std::make_shared<std::optional<absl::StatusOr<SynchronizeResponse>>>();
     queue_->Synchronize(request, ++tickets_, [answer](absl::StatusOr<SynchronizeResponse> response) { *answer = std::move(response); });
+    // From now on this coordinator knows that the older ones that it has heard of are replaced.
+    for (Ghost& ghost : ghosts_) ghost.superseded |= ghost.index == index && known_.count(ghost.worker.incarnation) > 0;
+    known_.insert(worker.incarnation);
     if (!calm_ && Chance(10)) return Crash();
     store_.Sync();
     if (!answer->has_value() || !(*answer)->ok()) return;
     Learn(index, request, ***answer);
+  }
+
+  // A process that was replaced but lives on, as one of two with the same name does.
+  void SynchronizeGhost() {
+    const Ghost& ghost = ghosts_[Below(ghosts_.size())];
+    if (!ghost.superseded) return;
+    quern::v1::SynchronizeRequest request;
+    request.set_worker(absl::StrCat("worker-", ghost.index));
+    request.set_incarnation(ghost.worker.incarnation);
+    request.set_numerics_version(1);
+    request.set_slots(2);
+    request.set_memory(256 * kMiB);
+    for (const AttemptStatus& attempt : ghost.worker.attempts) *request.add_attempts() = attempt;
+    request.set_may_wait(Chance(20));
+    std::optional<absl::StatusOr<SynchronizeResponse>> answer;
+    queue_->Synchronize(request, ++tickets_, [&](absl::StatusOr<SynchronizeResponse> response) { answer = std::move(response); });
+    store_.Sync();
+    ASSERT_TRUE(answer.has_value()) << "it waits";
+    ASSERT_THAT(*answer, IsOk());
+    ++ghost_calls_;
+    EXPECT_EQ((*answer)->desired_state(), quern::v1::STOP);
+    for (const quern::v1::DesiredAttempt& desired : (*answer)->attempts()) EXPECT_TRUE(desired.stop());
   }
 
   // What the coordinator has said is true whether or not the worker hears it.
@@ -210,6 +246,8 @@ class Model {
       Work(worker);
     } else if (what < 85) {
       NewIncarnation(worker);
+    } else if (what < 87) {
+      if (!ghosts_.empty()) SynchronizeGhost();
     } else if (what < 90) {
       clock_.Advance(absl::Seconds(1 + Below(40)));
       queue_->Tick();
@@ -256,11 +294,13 @@ class Model {
   ManualClock clock_;
   CrashStore store_;
   bool calm_ = false;
-  int crashes_ = 0, incarnations_ = 0, requests_ = 0;
+  int crashes_ = 0, ghost_calls_ = 0, incarnations_ = 0, requests_ = 0;
   uint64_t tickets_ = 0;
   std::set<uint64_t> jobs_;   // that we were told of
   std::set<uint64_t> ready_;  // since the last crash
   std::map<int, Worker> workers_;
+  std::vector<Ghost> ghosts_;    // since the last crash
+  std::set<std::string> known_;  // incarnations that have called since the last crash
   std::map<AttemptId, std::string> grants_;
   std::map<TaskId, uint32_t> highest_;
   std::set<TaskId> acknowledged_;
@@ -268,7 +308,7 @@ class Model {
 };
 
 TEST(JobQueueModel, RandomOperationsAndCrashes) {
-  int grants = 0, commits = 0, crashes = 0;
+  int grants = 0, commits = 0, crashes = 0, ghost_calls = 0;
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Model model(seed);
@@ -276,12 +316,14 @@ TEST(JobQueueModel, RandomOperationsAndCrashes) {
     grants += model.grants();
     commits += model.commits();
     crashes += model.crashes();
+    ghost_calls += model.ghost_calls();
     if (HasFailure()) return;
   }
   // The operations did reach what they are meant to test.
   EXPECT_GT(grants, 1000);
   EXPECT_GT(commits, 500);
   EXPECT_GT(crashes, 500);
+  EXPECT_GT(ghost_calls, 100);
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "base/status_macros.h"
+#include "base/worker_name.h"
 #include "daemon/queue/job_queue.h"
 #include "daemon/queue/names.h"
 
 namespace quern::daemon {
 namespace {
 
+using quern::store::TaskRecord;
 using quern::v1::AttemptStatus;
 using quern::v1::Job;
 using quern::v1::SynchronizeRequest;
@@ -22,6 +24,9 @@ constexpr double kUnknownTaskSeconds = 60;
 constexpr double kTaskTimeMargin = 1.5;
 // A worker that is lost and holds nothing is forgotten after this.
 constexpr absl::Duration kForgetWorkerAfter = absl::Hours(1);
+// Superseded incarnations that are remembered for each name. One beyond that would be taken for the newest, once more.
+constexpr size_t kMaxSuperseded = 256;
+constexpr size_t kMaxIncarnation = 64;
 
 void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
   const int64_t ns = absl::ToInt64Nanoseconds(duration);
@@ -38,6 +43,16 @@ std::string UsableDevice(const SynchronizeRequest& info) {
   return "";
 }
 
+// For a worker in whose place another has come.
+SynchronizeResponse StopResponse(absl::string_view name, absl::string_view host, absl::Time since) {
+  SynchronizeResponse response;
+  response.set_desired_state(quern::v1::STOP);
+  response.set_stop_reason(absl::StrCat("another worker with the name ", name, " started on ", host, " at ",
+                                        absl::FormatTime(absl::RFC3339_sec, since, absl::UTCTimeZone()),
+                                        ": give each worker a --name of its own"));
+  return response;
+}
+
 }  // namespace
 
 absl::StatusOr<quern::v1::TaskSpec> JobQueue::LoadSpec(const AttemptRef& ref) {
@@ -52,14 +67,24 @@ void JobQueue::Synchronize(const SynchronizeRequest& request, uint64_t ticket,
   Section section(this);
   absl::Status refused = broken_;
   if (refused.ok() && shut_down_) refused = absl::UnavailableError("the coordinator is stopping");
-  if (refused.ok() && (request.worker().empty() || request.incarnation().empty())) {
-    refused = absl::InvalidArgumentError("a worker needs a name and an incarnation");
+  if (refused.ok()) refused = CheckWorkerName(request.worker());
+  // A UUID has 36 bytes; it is remembered.
+  if (refused.ok() && (request.incarnation().empty() || request.incarnation().size() > kMaxIncarnation)) {
+    refused = absl::InvalidArgumentError(absl::StrCat("a worker needs an incarnation of 1 to ", kMaxIncarnation, " bytes"));
   }
   if (!refused.ok()) {
     after_unlock_.push_back([done = std::move(done), refused] { done(refused); });
     return;
   }
   WorkerState& worker = workers_[request.worker()];
+  const auto old = std::find_if(worker.superseded.begin(), worker.superseded.end(),
+                                [&](const Superseded& old) { return old.incarnation == request.incarnation(); });
+  if (old != worker.superseded.end()) {
+    AnswerSuperseded(worker, *old, request, std::move(done));
+    return;
+  }
+  const bool known = !worker.info.incarnation().empty();
+  if (known && worker.info.incarnation() != request.incarnation()) Supersede(worker, request);
   UpdateWorker(worker, request);
   if (worker.waiter.has_value()) {
     waiters_.erase(worker.waiter_order);
@@ -91,23 +116,102 @@ void JobQueue::CancelSynchronize(uint64_t ticket) {
     waiters_.erase(worker.waiter_order);
     after_unlock_.push_back([done = std::move(worker.waiter->done)] { done(absl::CancelledError("the worker hung up")); });
     worker.waiter.reset();
+    worker.hung_up = true;
     return;
+  }
+}
+
+void JobQueue::Supersede(WorkerState& worker, const SynchronizeRequest& request) {
+  const std::string& name = request.worker();
+  Log(absl::StrCat("worker ", name, ": a new process on ", request.host(), " takes the place of the one on ", worker.info.host()));
+  Superseded old{worker.info.incarnation(), options_.clock->Monotonic() + options_.lease, false, {}};
+  const std::set<AttemptRef> granted = worker.granted;
+  for (const AttemptRef& ref : granted) {
+    const uint64_t used = FindAttempt(ref)->record.memory();
+    if (!LoseAttempt(ref, absl::StrCat("worker ", name, " was replaced by a new incarnation"))) continue;
+    // A container that was killed as a whole says nothing: the next attempt is careful in any case.
+    TaskState& task = FindJob(ref.job)->tasks[ref.task];
+    Suspicion suspicion{ref, task.record.memory_limit(), absl::StrCat("worker ", name, " died, and a new process took its place")};
+    if (HalveMemory(task, used)) {
+      absl::StrAppend(&suspicion.message, "; it may have run out of memory, the next attempt gets ",
+                      FormatByteSize(task.record.memory_limit()));
+      PutTask(*FindJob(ref.job), ref.task);
+    }
+    old.suspicions.push_back(std::move(suspicion));
+  }
+  if (worker.hung_up) CountSuspicions(old);
+  worker.superseded.push_back(std::move(old));
+  if (worker.superseded.size() > kMaxSuperseded) worker.superseded.pop_front();
+  if (worker.waiter.has_value()) {
+    waiters_.erase(worker.waiter_order);
+    Say([done = std::move(worker.waiter->done),
+         response = StopResponse(name, request.host(), options_.clock->Wall())](absl::Status status) {
+      if (status.ok()) {
+        done(response);
+      } else {
+        done(status);
+      }
+    });
+    worker.waiter.reset();
+  }
+  worker.info.Clear();
+  worker.granted.clear();
+  worker.sight.clear();
+  worker.told_to_stop.clear();
+}
+
+void JobQueue::AnswerSuperseded(const WorkerState& worker, Superseded& old, const SynchronizeRequest& request,
+                                std::function<void(absl::StatusOr<SynchronizeResponse>)> done) {
+  if (!old.told) {
+    old.told = true;
+    Log(absl::StrCat("two workers are named ", request.worker(), ": the one on ", request.host(),
+                     ", which began earlier, is told to stop; give each a --name of its own"));
+  }
+  ForgiveSuspicions(old);
+  HandleAttempts(request, nullptr);
+  SynchronizeResponse response = StopResponse(request.worker(), worker.info.host(), worker.here_since);
+  for (const AttemptStatus& status : request.attempts()) {
+    const AttemptRef ref{ParseJobName(status.id().job()).value_or(0), status.id().task(), status.id().attempt()};
+    if (!Ended(status.state())) {
+      quern::v1::DesiredAttempt& desired = *response.add_attempts();
+      *desired.mutable_id() = status.id();
+      desired.set_purpose(status.purpose());
+      desired.set_stop(true);
+      desired.set_stop_reason(response.stop_reason());
+    } else if (checking_.count(ref) == 0) {
+      *response.add_acknowledged() = status.id();
+    }
+  }
+  Say([done = std::move(done), response = std::move(response)](absl::Status status) {
+    if (status.ok()) {
+      done(response);
+    } else {
+      done(status);
+    }
+  });
+}
+
+void JobQueue::ForgiveSuspicions(Superseded& old) {
+  for (const Suspicion& suspicion : old.suspicions) {
+    if (!CountsFailures(suspicion.ref)) continue;
+    JobState& job = *FindJob(suspicion.ref.job);
+    TaskRecord& task = job.tasks[suspicion.ref.task].record;
+    const uint64_t before = suspicion.memory_before;
+    if (task.memory_limit() == 0 || (before != 0 && before <= task.memory_limit())) continue;
+    task.set_memory_limit(before);
+    PutTask(job, suspicion.ref.task);
+  }
+  old.suspicions.clear();
+}
+
+void JobQueue::CountSuspicions(Superseded& old) {
+  for (const Suspicion& suspicion : std::exchange(old.suspicions, {})) {
+    if (CountsFailures(suspicion.ref)) CountFailure(*FindJob(suspicion.ref.job), suspicion.ref.task, "WORKER_LOST", suspicion.message);
   }
 }
 
 void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& request) {
   const absl::Duration now = options_.clock->Monotonic();
-  const bool known = !worker.info.incarnation().empty();
-  if (known && worker.info.incarnation() != request.incarnation()) {
-    const std::set<AttemptRef> lost = worker.granted;
-    for (const AttemptRef& ref : lost) {
-      if (FindAttempt(ref) != nullptr)
-        LoseAttempt(ref, absl::StrCat("worker ", request.worker(), " was replaced by a new incarnation"), true);
-    }
-    worker.granted.clear();
-    worker.sight.clear();
-    worker.told_to_stop.clear();
-  }
   const bool is_new = worker.info.incarnation() != request.incarnation() || worker.info.version().empty();
   worker.info = request;
   worker.info.clear_sight();
@@ -115,6 +219,8 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
   for (AttemptStatus& status : *worker.info.mutable_attempts()) status.clear_result();
   worker.last_seen = now;
   worker.last_seen_wall = options_.clock->Wall();
+  if (is_new) worker.here_since = worker.last_seen_wall;
+  worker.hung_up = false;
   worker.lost = false;
   worker.available_until = absl::InfiniteDuration();
   if (request.has_available_for()) {
@@ -126,7 +232,24 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
                      problem.empty() ? "" : absl::StrCat("; it gets no tasks: ", problem)));
   }
   for (const quern::v1::SightAnswer& answer : request.sight()) HandleSight(worker, answer);
+  const std::set<AttemptRef> listed = HandleAttempts(request, &worker);
+  for (auto it = worker.told_to_stop.begin(); it != worker.told_to_stop.end();) {
+    it = listed.count(*it) == 0 ? worker.told_to_stop.erase(it) : std::next(it);
+  }
+  const std::set<AttemptRef> granted = worker.granted;
+  for (const AttemptRef& ref : granted) {
+    Attempt* const attempt = FindAttempt(ref);
+    if (attempt->stop && listed.count(ref) == 0) {
+      // It never got the grant.
+      EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", attempt->stop_reason);
+      continue;
+    }
+    attempt->deadline = now + options_.lease;
+    attempt->seen_alive = true;
+  }
+}
 
+std::set<JobQueue::AttemptRef> JobQueue::HandleAttempts(const SynchronizeRequest& request, WorkerState* current) {
   std::set<AttemptRef> listed;
   for (const AttemptStatus& status : request.attempts()) {
     const absl::StatusOr<uint64_t> job_id = ParseJobName(status.id().job());
@@ -145,9 +268,13 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
         if (checking_.count(ref) == 0) HandleFailure(ref, status.failure());
         break;
       case AttemptStatus::STOPPED:
-        if (checking_.count(ref) == 0) EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", attempt->stop_reason);
+        if (checking_.count(ref) == 0) {
+          const std::string why = current == nullptr ? attempt->record.message() : attempt->stop_reason;
+          EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", why);
+        }
         break;
       default: {
+        if (current == nullptr) break;
         if (status.bytes_read() != attempt->bytes_read || status.bytes_written() != attempt->bytes_written) Changed(*FindJob(ref.job));
         attempt->bytes_read = status.bytes_read();
         attempt->bytes_written = status.bytes_written();
@@ -164,25 +291,12 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
           PutAttempt(ref, attempt->record);
           PutTask(job, ref.task);
           Changed(job);
-          worker.granted.insert(ref);
+          current->granted.insert(ref);
         }
       }
     }
   }
-  for (auto it = worker.told_to_stop.begin(); it != worker.told_to_stop.end();) {
-    it = listed.count(*it) == 0 ? worker.told_to_stop.erase(it) : std::next(it);
-  }
-  const std::set<AttemptRef> granted = worker.granted;
-  for (const AttemptRef& ref : granted) {
-    Attempt* const attempt = FindAttempt(ref);
-    if (attempt->stop && listed.count(ref) == 0) {
-      // It never got the grant.
-      EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", attempt->stop_reason);
-      continue;
-    }
-    attempt->deadline = now + options_.lease;
-    attempt->seen_alive = true;
-  }
+  return listed;
 }
 
 void JobQueue::HandleSight(WorkerState& worker, const quern::v1::SightAnswer& answer) {
@@ -310,7 +424,8 @@ void JobQueue::AddDesired(JobState& job, const AttemptRef& ref, const Attempt& a
   desired.mutable_id()->set_attempt(ref.attempt);
   desired.set_purpose(quern::v1::WORK);
   desired.set_memory(attempt.record.memory());
-  desired.set_reader(job.record.spec().quantize().reader());
+  const quern::v1::JobSpec& job_spec = job.record.spec();
+  desired.set_reader(job_spec.has_dequantize() ? job_spec.dequantize().reader() : job_spec.quantize().reader());
   if (job.tasks[ref.task].record.has_output()) {
     desired.set_output_path(options_.attempt_path(job.record.spec().output(), ref.task, ref.attempt));
   }
@@ -463,8 +578,12 @@ void JobQueue::Tick() {
     for (const AttemptRef& ref : granted) {
       const Attempt* const attempt = FindAttempt(ref);
       if (attempt != nullptr && attempt->deadline <= now && checking_.count(ref) == 0) {
-        LoseAttempt(ref, absl::StrCat("worker ", it->first, " has not been heard of for ", absl::FormatDuration(options_.lease)), false);
+        const std::string message = absl::StrCat("worker ", it->first, " has not been heard of for ", absl::FormatDuration(options_.lease));
+        if (LoseAttempt(ref, message)) CountFailure(*FindJob(ref.job), ref.task, "WORKER_LOST", message);
       }
+    }
+    for (Superseded& old : worker.superseded) {
+      if (old.dead_at <= now) CountSuspicions(old);
     }
     if (!worker.lost && now - worker.last_seen >= options_.lease) {
       worker.lost = true;

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "daemon/recipe/quantization_args.h"
 #include "daemon/recipe/yaml_tree.h"
 
 namespace quern::daemon {
@@ -61,12 +62,14 @@ struct GroupDraft {
   std::optional<Text> scheme;
   std::optional<quant::SchemeSpec> weights;  // of a custom scheme; excludes `scheme`
   std::optional<Text> group_size;
+  std::optional<Text> observer;
 };
 
 struct Draft {
   std::vector<GroupDraft> groups;
   std::optional<GroupDraft> last;  // the top-level group, tried after the others
   std::optional<Text> group_size;  // of the top level: of every preset that has none of its own
+  std::optional<Text> observer;    // as above
   std::vector<Text> ignore;
   std::optional<Text> non_divisible, nonfinite, numerics;
 };
@@ -127,19 +130,25 @@ absl::StatusOr<bool> ParseBool(const Text& text, absl::string_view key) {
 }
 
 absl::Status ApplyGroupSize(const Text& text, quant::SchemeSpec& spec) {
-  if (spec.strategy != quant::Strategy::kGroup && spec.strategy != quant::Strategy::kChannel) {
-    return ErrorAt(text.line, "group_size fits only schemes with one scale a group or a channel");
-  }
-  int64_t size;
-  if (text.value == "channel") {
-    spec.strategy = quant::Strategy::kChannel;
-    spec.group_size = 0;
-  } else if (absl::SimpleAtoi(text.value, &size) && size > 0) {
-    spec.strategy = quant::Strategy::kGroup;
-    spec.group_size = size;
-  } else {
+  int64_t size = 0;
+  const bool channel = text.value == "channel";
+  if (!channel && (!absl::SimpleAtoi(text.value, &size) || size <= 0)) {
     return ErrorAt(text.line, absl::StrCat("group_size is a number of columns or \"channel\", not \"", text.value, "\""));
   }
+  if (!TakesGroupSize(spec)) {
+    // Formats of floats fix it; saying the same is no mistake.
+    if (spec.strategy == quant::Strategy::kChannel ? channel : spec.group_size == size && size > 0) return absl::OkStatus();
+    return ErrorAt(text.line, absl::StrCat("group_size fits only integers with one scale a group or a channel, not ", ShortName(spec)));
+  }
+  spec.strategy = channel ? quant::Strategy::kChannel : quant::Strategy::kGroup;
+  spec.group_size = size;
+  return absl::OkStatus();
+}
+
+absl::Status ApplyObserver(const Text& text, quant::SchemeSpec& spec) {
+  const absl::StatusOr<quant::Observer> observer = ParseObserver(text.value);
+  if (!observer.ok()) return AnnotateAt(text.line, observer.status());
+  spec.observer = *observer;
   return absl::OkStatus();
 }
 
@@ -158,94 +167,109 @@ absl::Status AllowOnly(const YamlNode& map, absl::string_view key, std::initiali
   return RecipeError(node->line, absl::StrCat("this value of \"", key, "\" is not supported; leave it out"));
 }
 
+absl::StatusOr<int64_t> ParseNumber(const Text& text, absl::string_view key) {
+  int64_t number;
+  if (absl::SimpleAtoi(text.value, &number) && number > 0) return number;
+  return ErrorAt(text.line, absl::StrCat("\"", key, "\" is a number above 0, not \"", text.value, "\""));
+}
+
 // The vocabulary of compressed-tensors' QuantizationArgs.
-absl::StatusOr<quant::SchemeSpec> ParseWeights(const YamlNode& node) {
+absl::StatusOr<QuantizationArgs> ParseArgs(const YamlNode& node, absl::string_view where) {
   if (node.kind != YamlNode::Kind::kMap)
-    return RecipeError(node.line, "\"weights\" must be a mapping such as {num_bits: 4, group_size: 32}");
-  QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(node, "weights",
+    return RecipeError(node.line, absl::StrCat("\"", where, "\" must be a mapping such as {num_bits: 4, group_size: 32}"));
+  QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(node, where,
                                           {"num_bits", "type", "strategy", "group_size", "symmetric", "observer", "dynamic", "actorder",
                                            "block_structure", "observer_kwargs", "scale_dtype", "zp_dtype"}));
-  for (absl::string_view key : {"actorder", "block_structure", "observer_kwargs", "scale_dtype"}) {
-    QUERN_RETURN_IF_ERROR(AllowOnly(node, key, {}));
-  }
-  QUERN_RETURN_IF_ERROR(AllowOnly(node, "dynamic", {"false", "False"}));
-  QUERN_RETURN_IF_ERROR(AllowOnly(node, "zp_dtype", {"torch.int8"}));
+  for (absl::string_view key : {"actorder", "observer_kwargs"}) QUERN_RETURN_IF_ERROR(AllowOnly(node, key, {}));
+  QUERN_RETURN_IF_ERROR(AllowOnly(node, "zp_dtype", {"torch.int8", "torch.float8_e4m3fn", "torch.uint8"}));
 
-  quant::SchemeSpec spec;
+  QuantizationArgs args;
   QUERN_ASSIGN_OR_RETURN(const std::optional<Text> bits, OptionalScalar(node, "num_bits"));
-  if (!bits.has_value()) return RecipeError(node.line, "\"weights\" needs num_bits");
-  if (!absl::SimpleAtoi(bits->value, &spec.num_bits)) {
-    return RecipeError(bits->line, absl::StrCat("num_bits is a number, not \"", bits->value, "\""));
-  }
+  if (!bits.has_value()) return RecipeError(node.line, absl::StrCat("\"", where, "\" needs num_bits"));
+  QUERN_ASSIGN_OR_RETURN(const int64_t num_bits, ParseNumber(*bits, "num_bits"));
+  if (num_bits > 16) return RecipeError(bits->line, absl::StrCat("num_bits ", num_bits, " is not supported"));
+  args.num_bits = static_cast<int>(num_bits);
   QUERN_ASSIGN_OR_RETURN(const std::optional<Text> type, OptionalScalar(node, "type"));
   if (type.has_value()) {
-    if (type->value != "int" && type->value != "float") {
+    args.type = absl::AsciiStrToLower(type->value);
+    if (args.type != "int" && args.type != "float") {
       return RecipeError(type->line, absl::StrCat("type is int or float, not \"", type->value, "\""));
     }
-    spec.type = type->value == "int" ? quant::NumberType::kInt : quant::NumberType::kFloat;
   }
   QUERN_ASSIGN_OR_RETURN(const std::optional<Text> symmetric, OptionalScalar(node, "symmetric"));
   if (symmetric.has_value()) {
-    QUERN_ASSIGN_OR_RETURN(spec.symmetric, ParseBool(*symmetric, "symmetric"));
+    QUERN_ASSIGN_OR_RETURN(args.symmetric, ParseBool(*symmetric, "symmetric"));
   }
   QUERN_ASSIGN_OR_RETURN(const std::optional<Text> observer, OptionalScalar(node, "observer"));
-  if (observer.has_value()) {
-    if (observer->value == "minmax" || observer->value == "memoryless_minmax") {
-      spec.observer = quant::Observer::kMinMax;
-    } else if (observer->value == "mse" || observer->value == "memoryless_mse") {
-      spec.observer = quant::Observer::kMse;
-    } else if (observer->value == "imatrix_mse") {
-      spec.observer = quant::Observer::kImportance;
-    } else {
-      return RecipeError(observer->line,
-                         absl::StrCat("unknown observer \"", observer->value, "\"; known: memoryless_minmax, memoryless_mse, imatrix_mse"));
-    }
+  if (observer.has_value()) args.observer = observer->value;
+  QUERN_ASSIGN_OR_RETURN(const std::optional<Text> scale_dtype, OptionalScalar(node, "scale_dtype"));
+  if (scale_dtype.has_value()) args.scale_dtype = scale_dtype->value;
+  QUERN_ASSIGN_OR_RETURN(const std::optional<Text> dynamic, OptionalScalar(node, "dynamic"));
+  if (dynamic.has_value() && absl::AsciiStrToLower(dynamic->value) == "local") {
+    args.dynamic = QuantizationArgs::Dynamic::kLocal;
+  } else if (dynamic.has_value()) {
+    QUERN_ASSIGN_OR_RETURN(const bool yes, ParseBool(*dynamic, "dynamic"));
+    if (yes) args.dynamic = QuantizationArgs::Dynamic::kTrue;
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::vector<Text> block, TextList(node, "block_structure"));
+  if (!block.empty()) {
+    if (block.size() != 2) return RecipeError(block[0].line, "block_structure is two numbers: rows and columns");
+    QUERN_ASSIGN_OR_RETURN(args.block_rows, ParseNumber(block[0], "block_structure"));
+    QUERN_ASSIGN_OR_RETURN(args.block_columns, ParseNumber(block[1], "block_structure"));
   }
 
   QUERN_ASSIGN_OR_RETURN(const std::optional<Text> strategy, OptionalScalar(node, "strategy"));
   QUERN_ASSIGN_OR_RETURN(std::optional<Text> group_size, OptionalScalar(node, "group_size"));
-  if (group_size.has_value() && group_size->value == "-1") group_size->value = "channel";
-  const std::string name = strategy.has_value() ? strategy->value : group_size.has_value() ? "group" : "tensor";
-  spec.group_size = 0;
-  if (name == "group") {
-    if (!group_size.has_value()) return RecipeError(node.line, "strategy group needs a group_size");
-    QUERN_RETURN_IF_ERROR(ApplyGroupSize(*group_size, spec));
-    return spec;
+  const bool channel = group_size.has_value() && (group_size->value == "-1" || group_size->value == "channel");
+  args.strategy = strategy.has_value() ? absl::AsciiStrToLower(strategy->value) : channel ? "channel" : group_size ? "group" : "tensor";
+  if (channel && args.strategy == "group") args.strategy = "channel";
+  if (group_size.has_value() && !(channel && args.strategy == "channel")) {
+    QUERN_ASSIGN_OR_RETURN(args.group_size, ParseNumber(*group_size, "group_size"));
   }
-  if (group_size.has_value() && !(name == "channel" && group_size->value == "channel")) {
-    return RecipeError(group_size->line, absl::StrCat("group_size does not go with strategy ", name));
-  }
-  if (name == "channel") {
-    spec.strategy = quant::Strategy::kChannel;
-  } else if (name == "tensor") {
-    spec.strategy = quant::Strategy::kTensor;
-  } else if (name == "block") {
-    spec.strategy = quant::Strategy::kBlock;
-  } else if (name == "tensor_group") {
-    spec.strategy = quant::Strategy::kTensorGroup;
-  } else {
-    return RecipeError(strategy.has_value() ? strategy->line : node.line,
-                       absl::StrCat("unknown strategy \"", name, "\"; known: group, channel, tensor, block, tensor_group"));
-  }
-  return spec;
+  return args;
 }
 
-// scheme, weights and group_size of `map` into `group`; whether there is a scheme at all.
+absl::StatusOr<quant::Activations> ParseInputActivations(const YamlNode& map) {
+  const YamlNode* node = map.Find("input_activations");
+  if (node == nullptr || node->IsNull()) return quant::Activations::kNone;
+  QUERN_ASSIGN_OR_RETURN(const QuantizationArgs args, ParseArgs(*node, "input_activations"));
+  const absl::StatusOr<quant::Activations> activations = ActivationsOf(args);
+  if (!activations.ok()) return RecipeError(node->line, activations.status().message());
+  return *activations;
+}
+
+// weights and input_activations of `map`, where weights are there.
+absl::StatusOr<quant::SchemeSpec> ParseWeights(const YamlNode& map) {
+  const YamlNode& node = *map.Find("weights");
+  QUERN_ASSIGN_OR_RETURN(const QuantizationArgs args, ParseArgs(node, "weights"));
+  absl::StatusOr<quant::SchemeSpec> spec = SpecOf(args);
+  if (!spec.ok()) return RecipeError(node.line, absl::StrCat("weights: ", spec.status().message()));
+  QUERN_ASSIGN_OR_RETURN(spec->activations, ParseInputActivations(map));
+  return *spec;
+}
+
+// scheme, weights, input_activations, observer and group_size of `map` into `group`; whether there is a scheme at all.
 absl::StatusOr<bool> ParseScheme(const YamlNode& map, GroupDraft& group) {
   QUERN_ASSIGN_OR_RETURN(group.scheme, OptionalScalar(map, "scheme"));
   QUERN_ASSIGN_OR_RETURN(group.group_size, OptionalScalar(map, "group_size"));
+  QUERN_ASSIGN_OR_RETURN(group.observer, OptionalScalar(map, "observer"));
   const YamlNode* weights = map.Find("weights");
+  const YamlNode* inputs = map.Find("input_activations");
   if (weights != nullptr && !weights->IsNull()) {
     if (group.scheme.has_value()) return RecipeError(weights->line, "give either scheme or weights, not both");
     if (group.group_size.has_value()) return RecipeError(group.group_size->line, "put group_size into weights");
-    QUERN_ASSIGN_OR_RETURN(group.weights, ParseWeights(*weights));
+    if (group.observer.has_value()) return RecipeError(group.observer->line, "put observer into weights");
+    QUERN_ASSIGN_OR_RETURN(group.weights, ParseWeights(map));
+  } else if (inputs != nullptr && !inputs->IsNull()) {
+    return RecipeError(inputs->line, "input_activations go with weights; a preset has its own");
   }
   return group.scheme.has_value() || group.weights.has_value();
 }
 
 absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
-  QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(
-      root, "the recipe", {"scheme", "weights", "group_size", "targets", "ignore", "groups", "non_divisible", "nonfinite", "numerics"}));
+  QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(root, "the recipe",
+                                          {"scheme", "weights", "input_activations", "observer", "group_size", "targets", "ignore",
+                                           "groups", "non_divisible", "nonfinite", "numerics"}));
   Draft draft;
   const YamlNode* groups = root.Find("groups");
   if (groups != nullptr && !groups->IsNull()) {
@@ -253,7 +277,8 @@ absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
     for (const YamlNode& item : groups->items) {
       if (item.kind != YamlNode::Kind::kMap)
         return RecipeError(item.line, "a group must be a mapping such as {targets: [attention], scheme: W8A16}");
-      QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(item, "a group", {"targets", "scheme", "weights", "group_size"}));
+      QUERN_RETURN_IF_ERROR(
+          RefuseUnknownKeys(item, "a group", {"targets", "scheme", "weights", "input_activations", "observer", "group_size"}));
       GroupDraft group;
       group.line = item.line;
       QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(item, "targets"));
@@ -268,8 +293,9 @@ absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
   QUERN_ASSIGN_OR_RETURN(last.targets, TargetList(root, "targets"));
   QUERN_ASSIGN_OR_RETURN(const bool has_scheme, ParseScheme(root, last));
   draft.group_size = last.group_size;
-  const bool group_size_alone = last.group_size.has_value() && draft.groups.empty();
-  if (has_scheme || !last.targets.empty() || group_size_alone) draft.last = std::move(last);
+  draft.observer = last.observer;
+  const bool alone = (last.group_size.has_value() || last.observer.has_value()) && draft.groups.empty();
+  if (has_scheme || !last.targets.empty() || alone) draft.last = std::move(last);
   QUERN_ASSIGN_OR_RETURN(draft.ignore, TextList(root, "ignore"));
   QUERN_ASSIGN_OR_RETURN(draft.non_divisible, OptionalScalar(root, "non_divisible"));
   QUERN_ASSIGN_OR_RETURN(draft.nonfinite, OptionalScalar(root, "nonfinite"));
@@ -280,16 +306,24 @@ absl::StatusOr<Draft> ParseOwn(const YamlNode& root) {
 // llm-compressor's QuantizationModifier.
 absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
   if (node.kind != YamlNode::Kind::kMap) return RecipeError(node.line, "QuantizationModifier must be a mapping");
-  QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(
-      node, "QuantizationModifier",
-      {"targets", "ignore", "scheme", "config_groups", "kv_cache_scheme", "weight_observer", "input_observer", "output_observer",
-       "bypass_divisibility_checks", "index", "group", "start", "end", "update", "initialized_", "finalized_", "started_", "ended_"}));
+  QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(node, "QuantizationModifier",
+                                          {"targets", "ignore", "scheme", "config_groups", "kv_cache_scheme", "weight_observer",
+                                           "input_observer", "output_observer", "observer", "bypass_divisibility_checks", "index", "group",
+                                           "start", "end", "update", "initialized_", "finalized_", "started_", "ended_"}));
   QUERN_RETURN_IF_ERROR(AllowOnly(node, "kv_cache_scheme", {}));
-  QUERN_RETURN_IF_ERROR(AllowOnly(node, "weight_observer", {"minmax", "memoryless_minmax"}));
-  QUERN_RETURN_IF_ERROR(AllowOnly(node, "input_observer", {}));
+  QUERN_RETURN_IF_ERROR(AllowOnly(node, "input_observer", {"minmax", "static_minmax"}));
   QUERN_RETURN_IF_ERROR(AllowOnly(node, "output_observer", {}));
   QUERN_RETURN_IF_ERROR(AllowOnly(node, "bypass_divisibility_checks", {"false", "False"}));
   Draft draft;
+  QUERN_ASSIGN_OR_RETURN(draft.observer, OptionalScalar(node, "weight_observer"));
+  if (const YamlNode* observer = node.Find("observer"); observer != nullptr && !observer->IsNull()) {
+    if (observer->kind != YamlNode::Kind::kMap) return RecipeError(observer->line, "\"observer\" must be a mapping such as {weights: mse}");
+    QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(*observer, "observer", {"weights", "input", "output"}));
+    QUERN_RETURN_IF_ERROR(AllowOnly(*observer, "input", {"minmax", "static_minmax"}));
+    QUERN_RETURN_IF_ERROR(AllowOnly(*observer, "output", {}));
+    if (draft.observer.has_value()) return RecipeError(observer->line, "give either weight_observer or observer, not both");
+    QUERN_ASSIGN_OR_RETURN(draft.observer, OptionalScalar(*observer, "weights"));
+  }
   QUERN_ASSIGN_OR_RETURN(draft.ignore, TextList(node, "ignore"));
   QUERN_ASSIGN_OR_RETURN(const std::vector<Text> targets, TargetList(node, "targets"));
   const YamlNode* scheme = node.Find("scheme");
@@ -317,16 +351,15 @@ absl::StatusOr<Draft> ParseModifier(const YamlNode& node) {
       if (value.kind != YamlNode::Kind::kMap) return RecipeError(value.line, absl::StrCat("the group ", name, " must be a mapping"));
       QUERN_RETURN_IF_ERROR(RefuseUnknownKeys(value, absl::StrCat("the group ", name),
                                               {"targets", "weights", "input_activations", "output_activations", "format"}));
-      for (absl::string_view key : {"input_activations", "output_activations"}) {
-        QUERN_RETURN_IF_ERROR(AllowOnly(value, key, {}));
-      }
-      QUERN_RETURN_IF_ERROR(AllowOnly(value, "format", {"pack-quantized"}));
+      QUERN_RETURN_IF_ERROR(AllowOnly(value, "output_activations", {}));
       GroupDraft group;
       group.line = value.line;
       QUERN_ASSIGN_OR_RETURN(group.targets, TargetList(value, "targets"));
       const YamlNode* weights = value.Find("weights");
       if (weights == nullptr || weights->IsNull()) return RecipeError(value.line, absl::StrCat("the group ", name, " needs weights"));
-      QUERN_ASSIGN_OR_RETURN(group.weights, ParseWeights(*weights));
+      QUERN_ASSIGN_OR_RETURN(group.weights, ParseWeights(value));
+      if (draft.observer.has_value()) QUERN_RETURN_IF_ERROR(ApplyObserver(*draft.observer, *group.weights));
+      QUERN_RETURN_IF_ERROR(AllowOnly(value, "format", {quant::FormatName(*group.weights)}));
       draft.groups.push_back(std::move(group));
     }
   } else {
@@ -380,6 +413,7 @@ absl::Status ApplyShorthands(const RecipeShorthands& shorthands, Draft& draft) {
     draft.last->weights.reset();
   }
   if (!shorthands.group_size.empty()) draft.group_size = Text{shorthands.group_size, 0};
+  if (!shorthands.observer.empty()) draft.observer = Text{shorthands.observer, 0};
   if (!draft.last.has_value()) {
     if (draft.groups.empty()) {
       return absl::InvalidArgumentError("no scheme: give --scheme NAME or a recipe with scheme, weights or groups");
@@ -389,6 +423,10 @@ absl::Status ApplyShorthands(const RecipeShorthands& shorthands, Draft& draft) {
     }
   } else {
     if (!shorthands.group_size.empty()) draft.last->group_size = draft.group_size;
+    if (!shorthands.observer.empty()) {
+      draft.last->observer = draft.observer;
+      if (draft.last->weights.has_value()) QUERN_RETURN_IF_ERROR(ApplyObserver(*draft.observer, *draft.last->weights));
+    }
     if (!shorthands.targets.empty()) {
       draft.last->targets.clear();
       for (const std::string& target : shorthands.targets) draft.last->targets.push_back({target, 0});
@@ -430,52 +468,16 @@ std::string GroupSizeText(const quant::SchemeSpec& spec) {
   return spec.strategy == quant::Strategy::kChannel ? "channel" : absl::StrCat(spec.group_size);
 }
 
-// The preset that gives `spec` with its own group size put in, or empty.
-std::string PresetOf(const quant::SchemeSpec& spec) {
-  if (spec.strategy != quant::Strategy::kGroup && spec.strategy != quant::Strategy::kChannel) return "";
-  for (const std::string& name : quant::PresetNames()) {
-    absl::StatusOr<quant::SchemeSpec> preset = quant::PresetScheme(name);
-    if (!preset.ok() || (preset->strategy != quant::Strategy::kGroup && preset->strategy != quant::Strategy::kChannel)) continue;
-    preset->strategy = spec.strategy;
-    preset->group_size = spec.group_size;
-    preset->numerics = spec.numerics;
-    if (*preset == spec) return name;
-  }
-  return "";
-}
-
-absl::string_view StrategyName(quant::Strategy strategy) {
-  switch (strategy) {
-    case quant::Strategy::kTensor:
-      return "tensor";
-    case quant::Strategy::kChannel:
-      return "channel";
-    case quant::Strategy::kGroup:
-      return "group";
-    case quant::Strategy::kBlock:
-      return "block";
-    case quant::Strategy::kTensorGroup:
-      return "tensor_group";
-  }
-  return "";
-}
-
-absl::string_view ObserverName(quant::Observer observer) {
-  switch (observer) {
-    case quant::Observer::kMinMax:
-      return "memoryless_minmax";
-    case quant::Observer::kMse:
-      return "memoryless_mse";
-    case quant::Observer::kImportance:
-      return "imatrix_mse";
-  }
-  return "";
-}
-
-// Whether the top level's group size goes to a preset that says none of its own.
-bool TakesGroupSize(const quant::SchemeSpec& preset) {
-  return preset.type == quant::NumberType::kInt &&
-         (preset.strategy == quant::Strategy::kGroup || preset.strategy == quant::Strategy::kChannel);
+std::string ArgsText(const QuantizationArgs& args) {
+  using Dynamic = QuantizationArgs::Dynamic;
+  std::string text = absl::StrCat("{num_bits: ", args.num_bits, ", type: ", args.type, ", strategy: ", args.strategy);
+  if (args.group_size.has_value()) absl::StrAppend(&text, ", group_size: ", *args.group_size);
+  if (args.block_rows.has_value()) absl::StrAppend(&text, ", block_structure: [", *args.block_rows, ", ", *args.block_columns, "]");
+  absl::StrAppend(&text, ", symmetric: ", args.symmetric ? "true" : "false");
+  if (args.dynamic != Dynamic::kFalse) absl::StrAppend(&text, ", dynamic: ", args.dynamic == Dynamic::kLocal ? "local" : "true");
+  if (!args.observer.empty()) absl::StrAppend(&text, ", observer: ", args.observer);
+  if (!args.scale_dtype.empty()) absl::StrAppend(&text, ", scale_dtype: ", args.scale_dtype);
+  return text + "}";
 }
 
 absl::StatusOr<Recipe> Resolve(const Draft& draft) {
@@ -518,9 +520,12 @@ absl::StatusOr<Recipe> Resolve(const Draft& draft) {
       absl::StatusOr<quant::SchemeSpec> preset = quant::PresetScheme(draft_group.scheme->value);
       if (!preset.ok()) return AnnotateAt(draft_group.scheme->line, preset.status());
       group.scheme = *std::move(preset);
-      if (!group_size.has_value() && TakesGroupSize(group.scheme)) group_size = draft.group_size;
+      const bool in_groups = TakesGroupSize(group.scheme) && group.scheme.strategy == quant::Strategy::kGroup;
+      if (!group_size.has_value() && in_groups) group_size = draft.group_size;
+      const std::optional<Text>& observer = draft_group.observer.has_value() ? draft_group.observer : draft.observer;
+      if (observer.has_value()) QUERN_RETURN_IF_ERROR(ApplyObserver(*observer, group.scheme));
     } else {
-      return ErrorAt(draft_group.line, "targets and group_size need a scheme: give scheme or weights");
+      return ErrorAt(draft_group.line, "targets, group_size and observer need a scheme: give scheme or weights");
     }
     if (group_size.has_value()) {
       QUERN_RETURN_IF_ERROR(ApplyGroupSize(*group_size, group.scheme));
@@ -613,13 +618,15 @@ std::string Recipe::ToYaml() const {
     absl::StrAppend(&yaml, "  - targets: ", QuotedList(group.targets), "\n");
     const std::string preset = PresetOf(spec);
     if (!preset.empty()) {
-      absl::StrAppend(&yaml, "    scheme: ", preset, "\n    group_size: ", GroupSizeText(spec), "\n");
+      absl::StrAppend(&yaml, "    scheme: ", preset, "\n");
+      if (TakesGroupSize(spec)) absl::StrAppend(&yaml, "    group_size: ", GroupSizeText(spec), "\n");
+      if (spec.observer != quant::Observer::kMinMax) absl::StrAppend(&yaml, "    observer: ", ObserverName(spec.observer), "\n");
       continue;
     }
-    absl::StrAppend(&yaml, "    weights: {num_bits: ", spec.num_bits, ", type: ", spec.type == quant::NumberType::kInt ? "int" : "float",
-                    ", strategy: ", StrategyName(spec.strategy));
-    if (spec.strategy == quant::Strategy::kGroup) absl::StrAppend(&yaml, ", group_size: ", spec.group_size);
-    absl::StrAppend(&yaml, ", symmetric: ", spec.symmetric ? "true" : "false", ", observer: ", ObserverName(spec.observer), "}\n");
+    // Schemes of a recipe are those of compressed-tensors, which all have args.
+    absl::StrAppend(&yaml, "    weights: ", ArgsText(WeightArgs(spec).value_or(QuantizationArgs())), "\n");
+    const std::optional<QuantizationArgs> inputs = InputArgs(spec.activations);
+    if (inputs.has_value()) absl::StrAppend(&yaml, "    input_activations: ", ArgsText(*inputs), "\n");
   }
   absl::StrAppend(&yaml, "ignore: ", QuotedList(ignore), "\n");
   absl::StrAppend(&yaml, "non_divisible: ", non_divisible == NonDivisiblePolicy::kFail ? "fail" : "keep", "\n");

@@ -55,10 +55,11 @@ struct Recipe {
 
 // The command line's shorthands; empty fields leave the recipe's own. They act on the recipe's top-level group, or on its only one: a
 // scheme adds such a group, tried last, when there is none. A group size is also that of every other group whose preset has integers in
-// groups or channels and which says none of its own. `ignore` is added to the recipe's.
+// groups and which says none of its own, an observer that of every preset which says none of its own. `ignore` is added to the recipe's.
 struct RecipeShorthands {
   std::string scheme;
   std::string group_size;  // a number or "channel"
+  std::string observer{};  // "mse"; of every preset that says none of its own
   std::vector<std::string> targets;
   std::vector<std::string> ignore;
 };

@@ -268,8 +268,32 @@ TEST(Recipe, LlmCompressorThatIsNotSupported) {
   EXPECT_THAT(
       Parse("QuantizationModifier: {config_groups: {g: {weights: {num_bits: 8, group_size: -1}, input_activations: {num_bits: 8}}}}"),
       StatusIs(kInvalid, HasSubstr("input_activations")));
+  EXPECT_THAT(Parse("QuantizationModifier: {config_groups: {g: {weights: {num_bits: 8, group_size: -1}, format: float-quantized}}}"),
+              StatusIs(kInvalid, HasSubstr("format")));
+  EXPECT_THAT(Parse("QuantizationModifier: {scheme: W4A16, weight_observer: best}"), StatusIs(kInvalid, HasSubstr("unknown observer")));
   EXPECT_THAT(Parse("QuantizationModifier: {}"), StatusIs(kInvalid, HasSubstr("scheme or config_groups")));
   EXPECT_THAT(Parse("a_stage: {b_modifiers: {}}"), StatusIs(kInvalid, HasSubstr("no QuantizationModifier")));
+}
+
+TEST(Recipe, ObserversOfPresetsAndWeights) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const Recipe recipe,
+                             Parse("groups: [{targets: [mlp], scheme: W4A16}, {targets: [attention], scheme: W8A16, observer: minmax}]\n"
+                                   "scheme: W4A16\nobserver: memoryless_minmax\n"));
+  for (const RecipeGroup& group : recipe.groups) EXPECT_EQ(group.scheme.observer, quant::Observer::kMinMax);
+  EXPECT_THAT(Parse("scheme: W4A16\n\nobserver: best\n"), StatusIs(kInvalid, AllOf(HasSubstr("line 3"), HasSubstr("memoryless_mse"))));
+  EXPECT_THAT(Parse("weights: {num_bits: 4, group_size: 32}\nobserver: minmax\n"), StatusIs(kInvalid, HasSubstr("put observer into")));
+  EXPECT_THAT(Parse("observer: minmax\n"), StatusIs(kInvalid, HasSubstr("need a scheme")));
+}
+
+TEST(Recipe, InputActivationsGoWithWeights) {
+  EXPECT_THAT(Parse("scheme: W4A16\ninput_activations: {num_bits: 8}\n"),
+              StatusIs(kInvalid, AllOf(HasSubstr("line 2"), HasSubstr("preset"))));
+  EXPECT_THAT(Parse("weights: {num_bits: 8, strategy: channel}\ninput_activations: {num_bits: 8, strategy: token, symmetric: false, "
+                    "dynamic: true}\n"),
+              StatusIs(kInvalid, AllOf(HasSubstr("line 2"), HasSubstr("not supported"))));
+  EXPECT_THAT(Parse("weights: {num_bits: 8, type: float, strategy: block}"), StatusIs(kInvalid, HasSubstr("block_structure")));
+  EXPECT_THAT(Parse("weights: {num_bits: 8, type: float, strategy: block, block_structure: [1, 2, 3]}"),
+              StatusIs(kInvalid, HasSubstr("two numbers")));
 }
 
 TEST(Recipe, CanonicalTextReadsBack) {

@@ -12,7 +12,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "daemon/manifest/manifest.h"
+#include "daemon/publish/run_record.h"
 #include "daemon/queue/names.h"
+#include "daemon/recipe/recipe.h"
 #include "daemon/rpc/commit_check.h"
 #include "daemon/rpc/run_json.h"
 #include "daemon/rpc/status.h"
@@ -33,7 +35,9 @@ constexpr absl::Duration kTick = absl::Milliseconds(50);
 
 bool WritesOutput(const JobSpec& spec) { return spec.operation() != quern::v1::VERIFY; }
 
-bool Overwrites(const JobSpec& spec) { return spec.quantize().overwrite() || spec.synthesize().overwrite(); }
+bool Overwrites(const JobSpec& spec) {
+  return spec.quantize().overwrite() || spec.dequantize().overwrite() || spec.synthesize().overwrite();
+}
 
 bool Unfinished(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PUBLISHING; }
 
@@ -50,10 +54,49 @@ quern::v1::JobError ErrorOf(const absl::Status& status, absl::string_view otherw
 absl::Status CheckDetails(const JobSpec& spec) {
   const bool matches = (spec.operation() == quern::v1::QUANTIZE && spec.has_quantize()) ||
                        (spec.operation() == quern::v1::VERIFY && spec.has_verify()) ||
+                       (spec.operation() == quern::v1::DEQUANTIZE && spec.has_dequantize()) ||
                        (spec.operation() == quern::v1::SYNTHESIZE && spec.has_synthesize());
   if (matches) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the operation ", quern::v1::Operation_Name(spec.operation()),
-                                                 " is not known here, or its details are missing: known are QUANTIZE, VERIFY, SYNTHESIZE"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the operation ", quern::v1::Operation_Name(spec.operation()),
+                   " is not known here, or its details are missing: known are QUANTIZE, DEQUANTIZE, VERIFY, SYNTHESIZE"));
+}
+
+// What a user of the command line has mistyped, told before anything is looked at. A mistake in the recipe's file is none of these.
+absl::Status CheckOptions(const JobSpec& spec) {
+  if (!spec.has_quantize()) return absl::OkStatus();
+  const quern::v1::QuantizeSpec& quantize = spec.quantize();
+  const RecipeShorthands shorthands{quantize.scheme(),
+                                    quantize.group_size(),
+                                    {quantize.targets().begin(), quantize.targets().end()},
+                                    {quantize.ignore().begin(), quantize.ignore().end()}};
+  const absl::Status status = ParseRecipe(quantize.recipe(), shorthands).status();
+  if (status.ok() || (!quantize.recipe().empty() && !ParseRecipe(quantize.recipe(), {}).ok())) return absl::OkStatus();
+  return WithReason(status, "BAD_OPTION");
+}
+
+bool IsWithin(const std::string& path, const std::string& directory) {
+  return path == directory || absl::StartsWith(path, directory == "/" ? directory : absl::StrCat(directory, "/"));
+}
+
+// `source` (empty: none) and `output` are real paths. A result inside a checkpoint would become part of it, and the other way round.
+absl::Status CheckApart(const std::string& source, const std::string& output) {
+  if (!source.empty() && (IsWithin(output, source) || IsWithin(source, output))) {
+    return absl::InvalidArgumentError(
+        source == output           ? absl::StrCat("the output ", output, " is the source; choose another output")
+        : IsWithin(output, source) ? absl::StrCat("the output ", output, " lies inside the source ", source, "; choose another output")
+                                   : absl::StrCat("the source ", source, " lies inside the output ", output, "; choose another output"));
+  }
+  for (std::string parent = output; parent.size() > 1;) {
+    parent = DirName(parent);
+    if (parent.empty()) break;
+    for (const char* sign : {kManifestName, ".quern/run.json", ".quern/owner.json"}) {
+      if (!FileExists(JoinPath(parent, sign))) continue;
+      return absl::InvalidArgumentError(absl::StrCat("the output ", output, " lies inside ", parent,
+                                                     ", which is an output of Quern itself (it holds ", sign, "); choose another output"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Publishing would refuse them too, but only after all the work.
@@ -165,24 +208,48 @@ void Coordinator::EndWork(const std::string& output) {
 
 // ---- What may be touched ----
 
-absl::Status Coordinator::CheckSource(const std::string& source) const {
+absl::StatusOr<std::string> Coordinator::CheckSource(const std::string& source) const {
   QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(source));
-  return Annotate(options_.paths.Resolve(directory).status(), "source");
+  absl::StatusOr<std::string> real = options_.paths.Resolve(directory);
+  if (!real.ok()) return Annotate(real.status(), "source");
+  return real;
+}
+
+absl::StatusOr<std::string> Coordinator::CheckInputs(JobSpec& spec) const {
+  if (spec.has_dequantize()) return CheckSource(spec.dequantize().source());
+  if (!spec.has_quantize()) return std::string();
+  quern::v1::QuantizeSpec& quantize = *spec.mutable_quantize();
+  const auto resolve = [this](const char* what, std::string* path) -> absl::Status {
+    if (path->empty()) return absl::OkStatus();
+    absl::StatusOr<std::string> resolved = options_.paths.Resolve(*path);
+    if (!resolved.ok()) return Annotate(resolved.status(), what);
+    *path = *std::move(resolved);
+    return absl::OkStatus();
+  };
+  QUERN_RETURN_IF_ERROR(resolve("activation scales", quantize.mutable_activation_scales()));
+  QUERN_RETURN_IF_ERROR(resolve("importance", quantize.mutable_importance()));
+  return CheckSource(quantize.source());
 }
 
 absl::StatusOr<JobSpec> Coordinator::CheckSpec(const JobSpec& spec) const {
   QUERN_RETURN_IF_ERROR(CheckDetails(spec));
+  QUERN_RETURN_IF_ERROR(CheckOptions(spec));
   JobSpec checked = spec;
-  QUERN_ASSIGN_OR_RETURN(std::string output, options_.paths.Resolve(spec.output()));
-  checked.set_output(std::move(output));
-  if (spec.has_quantize()) QUERN_RETURN_IF_ERROR(CheckSource(spec.quantize().source()));
-  if (spec.has_verify() && !spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()));
+  absl::StatusOr<std::string> output = options_.paths.Resolve(spec.output());
+  if (!output.ok()) return Annotate(output.status(), "output");
+  checked.set_output(*std::move(output));
+  QUERN_ASSIGN_OR_RETURN(const std::string source, CheckInputs(checked));
+  if (spec.has_verify() && !spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()).status());
+  if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckApart(source, checked.output()));
   return checked;
 }
 
 absl::Status Coordinator::CheckSourceFiles(const PlanSummary& plan) const {
   for (const quern::v1::SourceFile& file : plan.source_files()) {
     QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(file.path()).status(), "source file"));
+  }
+  for (const quern::v1::SourceFile& file : plan.input_files()) {
+    QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(file.path()).status(), "file of module inputs"));
   }
   for (const std::string& name : plan.side_files()) {
     QUERN_RETURN_IF_ERROR(Annotate(options_.paths.Resolve(JoinPath(plan.source(), name)).status(), "side file of the source"));
@@ -363,7 +430,11 @@ absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequ
 
 absl::StatusOr<Job> Coordinator::Add(const CreateJobRequest& request, const JobSpec& spec, uint32_t first_attempt) {
   if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckOutputUsable(spec.output(), Overwrites(spec)));
-  QUERN_ASSIGN_OR_RETURN(Plan plan, MakePlan(spec, /*with_fingerprints=*/true));
+  absl::StatusOr<Plan> made = MakePlan(spec, /*with_fingerprints=*/true);
+  // All that there is to a synthetic checkpoint are its options.
+  if (spec.has_synthesize() && absl::IsInvalidArgument(made.status())) return WithReason(made.status(), "BAD_OPTION");
+  QUERN_RETURN_IF_ERROR(made.status());
+  Plan& plan = *made;
   QUERN_RETURN_IF_ERROR(CheckSourceFiles(plan.summary));
   if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckForeignFilesOfPlan(spec.output(), plan.summary));
   NewJob add;
@@ -454,27 +525,40 @@ absl::Status Coordinator::Delete(uint64_t id) {
   const std::optional<JobRecord> record = queue_->Record(id);
   if (!record.has_value()) return absl::NotFoundError(absl::StrCat("there is no ", JobName(id)));
   const JobSpec& spec = record->spec();
-  std::vector<JobQueue::CommittedAttempt> committed;
-  if (WritesOutput(spec) && record->state() != Job::SUCCEEDED) {
-    // First the claim: another coordinator may be at work there by now.
-    QUERN_RETURN_IF_ERROR(Claim(id, spec));
-    committed = queue_->CommittedAttempts(id);
+  bool claimed = false;  // before
+  {
+    MutexLock lock(&mutex_);
+    claimed = claims_.count(id) > 0;
   }
-  std::promise<absl::Status> deleted;
-  queue_->DeleteJob(id, [&deleted](absl::Status status) { deleted.set_value(std::move(status)); });
-  QUERN_RETURN_IF_ERROR(deleted.get_future().get());
-  if (WritesOutput(spec) && record->state() != Job::SUCCEEDED) {
-    // Shards that an unfinished publishing has put into place: without a manifest nobody else would know of them.
-    const bool described = FileExists(JoinPath(spec.output(), kManifestName));
-    for (const JobQueue::CommittedAttempt& shard : committed) {
-      const std::string placed = JoinPath(spec.output(), shard.label);
-      const absl::StatusOr<uint64_t> size = FileSize(placed);
-      if (described || FileExists(AttemptPath(spec.output(), shard.task, shard.attempt)) || !size.ok() || *size != shard.size) continue;
-      QUERN_RETURN_IF_ERROR(RemoveFile(placed));
+  const auto remove = [&]() -> absl::Status {
+    // The files first: while there are any the job is known, and deleting it may be asked for again.
+    if (WritesOutput(spec) && record->state() != Job::SUCCEEDED) {
+      // Another coordinator may be at work there by now.
+      QUERN_RETURN_IF_ERROR(Claim(id, spec));
+      QUERN_RETURN_IF_ERROR(RemovePlacedShards(*record));
+      QUERN_RETURN_IF_ERROR(RemoveLeftovers(spec.output()));
     }
-    QUERN_RETURN_IF_ERROR(RemoveLeftovers(spec.output()));
+    std::promise<absl::Status> deleted;
+    queue_->DeleteJob(id, [&deleted](absl::Status status) { deleted.set_value(std::move(status)); });
+    return deleted.get_future().get();
+  };
+  const absl::Status status = remove();
+  if (status.ok() || !claimed) ReleaseClaim(id);
+  return status;
+}
+
+// Shards that an unfinished publishing has put into place: without a manifest nobody else would know of them.
+absl::Status Coordinator::RemovePlacedShards(const JobRecord& record) {
+  const std::string& output = record.spec().output();
+  if (FileExists(JoinPath(output, kManifestName))) return absl::OkStatus();
+  QUERN_ASSIGN_OR_RETURN(const RunRecord publishing, ReadRunRecord(output));
+  for (const JobQueue::CommittedAttempt& shard : queue_->CommittedAttempts(record.id())) {
+    const std::string placed = JoinPath(output, shard.label);
+    const absl::StatusOr<uint64_t> size = FileSize(placed);
+    const bool ours = std::find(publishing.names.begin(), publishing.names.end(), shard.label) != publishing.names.end();
+    if (!ours || FileExists(AttemptPath(output, shard.task, shard.attempt)) || !size.ok() || *size != shard.size) continue;
+    QUERN_RETURN_IF_ERROR(RemoveFile(placed));
   }
-  ReleaseClaim(id);
   return absl::OkStatus();
 }
 
@@ -540,7 +624,7 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
     for (uint32_t task = 0; task < record.tasks(); ++task) {
       QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskResult result, load_result(task));
       mismatches->insert(mismatches->end(), result.mismatches().begin(), result.mismatches().end());
-      if (manifest.modules.empty()) continue;
+      if (manifest.modules.empty() && manifest.copied.empty()) continue;
       QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', id, task)));
       quern::v1::TaskSpec spec;
       if (!spec.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(id, task)));
@@ -574,13 +658,15 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
 void Coordinator::PlanJob(const JobSpec& spec, std::function<void(absl::StatusOr<Plan>)> done) {
   Schedule(
       [this, spec, done] {
+        JobSpec resolved = spec;
         const absl::Status checked = [&]() -> absl::Status {
           QUERN_RETURN_IF_ERROR(CheckDetails(spec));
-          if (spec.has_quantize()) QUERN_RETURN_IF_ERROR(CheckSource(spec.quantize().source()));
-          if (!spec.output().empty()) QUERN_RETURN_IF_ERROR(options_.paths.Resolve(spec.output()).status());
-          return absl::OkStatus();
+          // A plan needs no output; where there is one it must do.
+          if (!spec.output().empty()) QUERN_RETURN_IF_ERROR(CheckSpec(spec).status());
+          QUERN_RETURN_IF_ERROR(CheckOptions(spec));
+          return CheckInputs(resolved).status();
         }();
-        done(checked.ok() ? MakePlan(spec, /*with_fingerprints=*/false) : checked);
+        done(checked.ok() ? MakePlan(resolved, /*with_fingerprints=*/false) : checked);
       },
       done);
 }
@@ -588,7 +674,7 @@ void Coordinator::PlanJob(const JobSpec& spec, std::function<void(absl::StatusOr
 void Coordinator::Inspect(const std::string& path, std::function<void(absl::StatusOr<quern::v1::InspectCheckpointResponse>)> done) {
   Schedule(
       [this, path, done] {
-        const absl::Status checked = CheckSource(path);
+        const absl::Status checked = CheckSource(path).status();
         done(checked.ok() ? daemon::Inspect(path) : checked);
       },
       done);

@@ -75,7 +75,9 @@ class Coordinator {
   absl::StatusOr<std::optional<quern::v1::Job>> FindFinished(const quern::v1::CreateJobRequest& request, const quern::v1::JobSpec& spec,
                                                              std::optional<uint64_t> existing);
   absl::StatusOr<quern::v1::Job> Resume(uint64_t job, std::optional<quern::v1::JobSpec> spec);
+  // All or nothing, as far as the job is concerned: after an error it is there still, and may be deleted again.
   absl::Status Delete(uint64_t job);
+  absl::Status RemovePlacedShards(const quern::store::JobRecord& record);
   void Recheck(uint64_t job);
   void Publish(uint64_t job);
   absl::Status PublishOrVerify(const quern::store::JobRecord& record, std::vector<quern::v1::Mismatch>* mismatches);
@@ -83,7 +85,10 @@ class Coordinator {
 
   // The spec with its paths resolved and checked.
   absl::StatusOr<quern::v1::JobSpec> CheckSpec(const quern::v1::JobSpec& spec) const;
-  absl::Status CheckSource(const std::string& source) const;
+  // Of QUANTIZE and DEQUANTIZE: the source's real path (else empty), with the paths of files of module inputs resolved.
+  absl::StatusOr<std::string> CheckInputs(quern::v1::JobSpec& spec) const;
+  // Its real path, if that may be read.
+  absl::StatusOr<std::string> CheckSource(const std::string& source) const;
   absl::Status CheckSourceFiles(const quern::v1::PlanSummary& plan) const;
   absl::StatusOr<quern::v1::PlanSummary> LoadPlan(uint64_t job);
   absl::StatusOr<std::vector<SightProbe>> SightOf(const quern::store::JobRecord& record, const quern::v1::PlanSummary& plan);

@@ -29,6 +29,7 @@
 #include "nlohmann/json.hpp"
 #include "quant/numerics_version.h"
 #include "quern/v1/jobs.grpc.pb.h"
+#include "quern/v1/test_printer.h"
 #include "quern/v1/workers.grpc.pb.h"
 
 namespace quern::daemon {
@@ -672,7 +673,8 @@ TEST_F(CoordinatorTest, ShutdownEndsStreamsAndLongPolls) {
 TEST(ListenAddress, OnlyUnixSocketsAndLoopback) {
   for (const char* good : {"unix:/run/q.sock", "127.0.0.1:7450", "localhost:0", "[::1]:7450"})
     EXPECT_THAT(CheckListenAddress(good), IsOk());
-  for (const char* bad : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "unix:q.sock", "127.evil.example:1", "7450", "127.0.0.1:99999", "127.0.0.1:http"}) {
+  for (const char* bad : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "unix:q.sock", "127.evil.example:1", "7450",
+                          "127.0.0.1:99999", "127.0.0.1:http"}) {
     EXPECT_THAT(CheckListenAddress(bad), StatusIs(absl::StatusCode::kInvalidArgument)) << bad;
   }
   EXPECT_THAT(CheckListenAddress("0.0.0.0:7450"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without TLS")));

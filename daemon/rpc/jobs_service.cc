@@ -280,8 +280,8 @@ class PlanCall : public grpc::ServerWriteReactor<quern::v1::PlanJobResponse> {
         Finish(ToGrpcStatus(plan.status()));
         return;
       }
-      *message_.mutable_summary() = plan->summary;
-      fates_ = TensorFates(*plan);
+      plan_ = *std::move(plan);
+      *message_.mutable_summary() = plan_.summary;
       StartWrite(&message_);
     });
   }
@@ -291,8 +291,12 @@ class PlanCall : public grpc::ServerWriteReactor<quern::v1::PlanJobResponse> {
       Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
       return;
     }
-    message_.Clear();
-    for (int i = 0; i < kFatesPerMessage && next_ < fates_.size(); ++i) *message_.add_fates() = std::move(fates_[next_++]);
+    message_.Clear();  // keeps the fates' memory for the next ones
+    while (message_.fates_size() < kFatesPerMessage) {
+      if (reader_.Next(message_.add_fates())) continue;
+      message_.mutable_fates()->RemoveLast();
+      break;
+    }
     if (message_.fates_size() == 0) {
       Finish(grpc::Status::OK);
     } else {
@@ -303,8 +307,8 @@ class PlanCall : public grpc::ServerWriteReactor<quern::v1::PlanJobResponse> {
 
  private:
   quern::v1::PlanJobResponse message_;
-  std::vector<quern::v1::TensorFate> fates_;
-  size_t next_ = 0;
+  Plan plan_;
+  FateReader reader_{&plan_};
 };
 
 }  // namespace

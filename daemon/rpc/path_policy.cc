@@ -49,7 +49,9 @@ absl::StatusOr<std::string> ResolveExistingPart(const std::string& path) {
 absl::StatusOr<PathPolicy> PathPolicy::Below(const std::vector<std::string>& roots) {
   PathPolicy policy;
   for (const std::string& root : roots) {
-    QUERN_ASSIGN_OR_RETURN(std::string real, RealPath(root));
+    absl::StatusOr<std::string> found = RealPath(root);
+    if (!found.ok()) return Annotate(found.status(), absl::StrCat("--allow-root ", root));
+    std::string real = *std::move(found);
     policy.roots_.push_back(std::move(real));
   }
   return policy;

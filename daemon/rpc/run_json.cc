@@ -65,6 +65,10 @@ absl::StatusOr<std::string> BuildRunJson(JobStore* store, const quern::store::Jo
     if (!file.content_sha256().empty()) source["content_sha256"] = HexDigest(file.content_sha256());
     sources.push_back(std::move(source));
   }
+  Json inputs = Json::array();
+  for (const quern::v1::SourceFile& file : plan.input_files()) {
+    inputs.push_back({{"path", file.path()}, {"size", file.size()}, {"content_sha256", HexDigest(file.content_sha256())}});
+  }
   Json run = {{"identity", HexDigest(plan.identity())},
               {"job", JobName(job.id())},
               {"created", FormatNanos(job.create_time_ns())},
@@ -72,6 +76,7 @@ absl::StatusOr<std::string> BuildRunJson(JobStore* store, const quern::store::Jo
               {"max_shard_size", plan.max_shard_size()},
               {"numerics_version", plan.numerics_version()},
               {"sources", std::move(sources)},
+              {"inputs", std::move(inputs)},
               {"grants", Json::array()},
               {"commits", Json::array()}};
   for (auto& [sequence, grant] : grants) run["grants"].push_back(std::move(grant));

@@ -1,6 +1,7 @@
 #include "daemon/rpc/server.h"
 
 #include <errno.h>
+#include <netdb.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -24,7 +26,9 @@ namespace {
 
 // A TaskSpec of 8,192 tensors and the results of as many modules fit with room to spare.
 constexpr int kLargestMessage = static_cast<int>(64 * kMiB);
-constexpr std::chrono::seconds kShutdownPatience{5};
+constexpr absl::Duration kShutdownPatience = absl::Seconds(5);
+// For the last bytes of answers.
+constexpr std::chrono::milliseconds kFlushTime{50};
 
 bool IsUnix(const std::string& address, std::string* path) {
   absl::string_view rest = address;
@@ -34,7 +38,88 @@ bool IsUnix(const std::string& address, std::string* path) {
   return true;
 }
 
+// Why nothing can listen there. gRPC does not tell.
+absl::Status TryToBind(const std::string& address) {
+  const std::string what = "cannot listen on";
+  std::string path;
+  if (IsUnix(address, &path)) {
+    sockaddr_un name = {};
+    name.sun_family = AF_UNIX;
+    memcpy(name.sun_path, path.data(), path.size());  // PrepareUnixSocket has checked that it fits
+    const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd) return ErrnoToStatus(errno, "socket", address);
+    if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) return ErrnoToStatus(errno, what, address);
+    return RemoveFile(path);
+  }
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &found);
+  if (error != 0) return absl::UnavailableError(absl::StrCat(what, " ", address, ": ", gai_strerror(error)));
+  // A name may stand for several addresses, of which one is enough.
+  absl::Status status = absl::UnavailableError(absl::StrCat(what, " ", address));
+  for (const addrinfo* one = found; one != nullptr && !status.ok(); one = one->ai_next) {
+    const UniqueFd fd(socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    if (fd && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+        bind(fd.get(), one->ai_addr, one->ai_addrlen) == 0 && listen(fd.get(), 1) == 0) {
+      status = absl::OkStatus();
+    } else {
+      status = ErrnoToStatus(errno, what, address);
+    }
+  }
+  freeaddrinfo(found);
+  return status;
+}
+
+// Lives as long as one call of Quern's services.
+class CountedCall : public grpc::experimental::Interceptor {
+ public:
+  explicit CountedCall(CallCounter* counter) : counter_(counter) { counter_->Begin(); }
+  ~CountedCall() override { counter_->End(); }
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override { methods->Proceed(); }
+
+ private:
+  CallCounter* const counter_;
+};
+
+class CountedCalls : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit CountedCalls(CallCounter* counter) : counter_(counter) {}
+  grpc::experimental::Interceptor* CreateServerInterceptor(grpc::experimental::ServerRpcInfo* info) override {
+    // Health checks may watch for as long as the server lives.
+    return absl::StartsWith(info->method(), "/quern.") ? new CountedCall(counter_) : nullptr;
+  }
+
+ private:
+  CallCounter* const counter_;
+};
+
 }  // namespace
+
+void CallCounter::Begin() {
+  MutexLock lock(&mutex_);
+  ++count_;
+}
+
+void CallCounter::End() {
+  MutexLock lock(&mutex_);
+  if (--count_ == 0) none_.SignalAll();
+}
+
+void CallCounter::AwaitNone(absl::Duration patience) {
+  const absl::Duration deadline = Clock::Real()->Monotonic() + patience;
+  MutexLock lock(&mutex_);
+  while (count_ > 0) {
+    const absl::Duration left = deadline - Clock::Real()->Monotonic();
+    if (left <= absl::ZeroDuration()) return;
+    none_.WaitFor(&mutex_, left);
+  }
+}
 
 absl::Status CheckListenAddress(const std::string& address) {
   std::string path;
@@ -88,6 +173,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
     QUERN_RETURN_IF_ERROR(CheckListenAddress(address));
     std::string path;
     if (IsUnix(address, &path)) QUERN_RETURN_IF_ERROR(PrepareUnixSocket(path));
+    QUERN_RETURN_IF_ERROR(TryToBind(address));
   }
   std::unique_ptr<Server> server(new Server(coordinator));
   grpc::EnableDefaultHealthCheckService(true);
@@ -99,13 +185,20 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   std::vector<int> ports(addresses.size(), -1);
   for (size_t i = 0; i < addresses.size(); ++i) builder.AddListeningPort(addresses[i], grpc::InsecureServerCredentials(), &ports[i]);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(std::make_unique<CountedCalls>(&server->calls_));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.RegisterService(&server->jobs_);
   builder.RegisterService(&server->workers_);
   server->server_ = builder.BuildAndStart();
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (server->server_ == nullptr || ports[i] <= 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", addresses[i]));
     std::string path;
-    if (!IsUnix(addresses[i], &path)) continue;
+    if (!IsUnix(addresses[i], &path)) {
+      server->addresses_.push_back(absl::StrCat(addresses[i].substr(0, addresses[i].rfind(':') + 1), ports[i]));
+      continue;
+    }
+    server->addresses_.push_back(addresses[i]);
     // Whoever may enter its directory decides; the socket itself is for owner and group.
     if (chmod(path.c_str(), 0660) != 0) return ErrnoToStatus(errno, "chmod", path);
     server->sockets_.push_back(path);
@@ -117,7 +210,9 @@ void Server::Shutdown() {
   if (server_ == nullptr) return;
   coordinator_->Shutdown();
   jobs_.Shutdown();
-  server_->Shutdown(std::chrono::system_clock::now() + kShutdownPatience);
+  // gRPC itself would wait for clients to close their connections, which one that is idle does not do. What counts is that calls are answered.
+  calls_.AwaitNone(kShutdownPatience);
+  server_->Shutdown(std::chrono::system_clock::now() + kFlushTime);
   server_->Wait();
   server_.reset();
   // gRPC removes its sockets itself; a file that is left is of no use.

@@ -285,9 +285,15 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
   FirstDifference computed_difference_;
 };
 
-// Starts the steps of one copied tensor; differences go into `difference`, as offsets of the shard.
+// What the comparison of a copied tensor finds.
+struct CopyCheck {
+  FirstDifference difference;  // as an offset of the shard
+  Xxh3Stream source;
+};
+
+// Starts the steps of one copied tensor.
 absl::Status StartCopy(TaskContext& context, const SourceHandle& file, const quern::v1::CopyUnit& unit,
-                       const std::shared_ptr<FirstDifference>& difference) {
+                       const std::shared_ptr<CopyCheck>& check) {
   const quern::v1::TensorView& source = unit.source();
   const quern::v1::OutputTensor& output = unit.output();
   if (source.file() >= context.sources().size()) {
@@ -301,6 +307,7 @@ absl::Status StartCopy(TaskContext& context, const SourceHandle& file, const que
         absl::StrCat("tensor ", output.name(), ": its ", size, " bytes lead out of ", from.path, " or ", file.path));
   }
   const uint64_t piece = context.preferred_tile() / 2;
+  const std::shared_ptr<Strand> strand = size > piece ? std::make_shared<Strand>() : nullptr;
   for (uint64_t at = 0; at < size; at += piece) {
     const uint64_t part = std::min(piece, size - at);
     const uint64_t source_at = source.offset() + at;
@@ -312,9 +319,11 @@ absl::Status StartCopy(TaskContext& context, const SourceHandle& file, const que
     std::byte* const base = step->buffer.data();
     step->reads.push_back({&from, source_at, part, base, nullptr});
     step->reads.push_back({&file, output_at, part, base + source_size, nullptr});
-    step->compute = [difference, a = base + source_at % kIoBlock, b = base + source_size + output_at % kIoBlock, part,
+    step->strand = strand;
+    step->compute = [check, a = base + source_at % kIoBlock, b = base + source_size + output_at % kIoBlock, part,
                      output_at](Step::Done done) {
-      if (memcmp(a, b, part) != 0) difference->Report(output_at + DifferenceAt(a, b, part));
+      check->source.Update(a, part);
+      if (memcmp(a, b, part) != 0) check->difference.Report(output_at + DifferenceAt(a, b, part));
       done(absl::OkStatus());
     };
     QUERN_RETURN_IF_ERROR(context.engine().Start(std::move(step)));
@@ -348,13 +357,18 @@ absl::Status Compare(TaskContext& context, const SourceHandle& file, const quern
   for (const quern::v1::CompareUnit& unit : work.units()) {
     switch (unit.kind_case()) {
       case quern::v1::CompareUnit::kCopy: {
-        auto difference = std::make_shared<FirstDifference>();
-        reports.push_back([&, difference] {
-          if (difference->offset().has_value()) {
-            mismatch(unit.copy().output().name(), *difference->offset(), "a copied byte differs from the source");
+        auto check = std::make_shared<CopyCheck>();
+        reports.push_back([&, check] {
+          if (check->difference.offset().has_value()) {
+            mismatch(unit.copy().output().name(), *check->difference.offset(), "a copied byte differs from the source");
           }
+          ViewDigester digester;
+          digester.AddRow(check->source.Digest64());
+          quern::v1::ViewDigest* digest = result->add_source_digests();
+          digest->set_tensor(unit.copy().source().tensor());
+          digest->set_digest(digester.Digest());
         });
-        QUERN_RETURN_IF_ERROR(StartCopy(context, file, unit.copy(), difference));
+        QUERN_RETURN_IF_ERROR(StartCopy(context, file, unit.copy(), check));
         break;
       }
       case quern::v1::CompareUnit::kQuantize: {

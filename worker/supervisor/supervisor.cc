@@ -77,7 +77,7 @@ void Supervisor::RequestStop() {
   });
 }
 
-void Supervisor::Run() {
+absl::Status Supervisor::Run() {
   while (true) {
     const absl::Duration now = options_.clock->Monotonic();
     StepExecutors(now);
@@ -87,6 +87,7 @@ void Supervisor::Run() {
   }
   options_.transport.reset();
   slots_.clear();
+  return end_;
 }
 
 absl::Duration Supervisor::NextStep() const {
@@ -138,9 +139,14 @@ void Supervisor::OnAnswer(const absl::Status& status, quern::v1::SynchronizeResp
   StopAttempts(actions.stop, kStopGrace);
   for (quern::v1::StartAttempt& start : actions.start) StartAttempt(std::move(start));
   if (!actions.challenges.empty()) AnswerChallenges(std::move(actions.challenges));
-  if (state_.told_to_stop() && !leaving_) {
-    options_.log(LogLevel::kWarning, "the coordinator told this worker to stop");
+  if (state_.told_to_stop() && !stopping_) {
+    const std::string why =
+        absl::StrCat("the coordinator told this worker to stop", state_.stop_reason().empty() ? "" : ": ", state_.stop_reason());
+    options_.log(LogLevel::kError, why);
+    // One that was asked to leave does as it was asked.
+    if (!leaving_) end_ = absl::FailedPreconditionError(why);
     leaving_ = stopping_ = true;
+    leave_by_ = absl::InfiniteDuration();
   }
 }
 
@@ -265,7 +271,11 @@ void Supervisor::StepExecutors(absl::Duration now) {
 bool Supervisor::Left(absl::Duration now) {
   if (!leaving_ || state_.running() > 0) return false;
   if (state_.all_told()) return true;
-  if (leave_by_ == absl::InfiniteDuration()) leave_by_ = now + (stopping_ || !state_.has_ends() ? kShortFarewell : kFarewell);
+  // Results are worth a wait. Anything else the coordinator learns by itself, from a new worker or from the end of the lease.
+  const bool results = state_.has_results() && !stopping_;
+  const bool coordinator_away = !last_call_error_.empty();
+  if (leave_by_ == absl::InfiniteDuration()) leave_by_ = now + (results ? kFarewell : kShortFarewell);
+  if (!results && coordinator_away) leave_by_ = std::min(leave_by_, now);
   if (now < leave_by_) return false;
   if (state_.has_ends()) options_.log(LogLevel::kWarning, "leaving with ends of attempts that the coordinator has not acknowledged");
   return true;

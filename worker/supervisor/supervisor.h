@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "worker/supervisor/cgroup.h"
@@ -29,9 +30,10 @@ struct SupervisorOptions {
 
 class Supervisor {
  public:
-  // Ends that the coordinator has not acknowledged are offered to it for so long after a drain.
+  // After a drain, results that the coordinator has not acknowledged are offered to it for so long, should it be away.
   static constexpr absl::Duration kFarewell = absl::Seconds(60);
-  // The last call of a worker that has nothing to tell but that it leaves, or that stops at once.
+  // The last call of a worker that has nothing to tell but that it leaves, or that stops at once. None is made when the one before
+  // failed.
   static constexpr absl::Duration kShortFarewell = absl::Seconds(1);
   // An executor that was asked to stop is killed after this; at once means sooner.
   static constexpr absl::Duration kStopGrace = absl::Seconds(10);
@@ -43,8 +45,9 @@ class Supervisor {
   ~Supervisor();
 
   // Blocks until the worker has left: after RequestDrain, RequestStop, or when the coordinator says STOP. Executors are children of the
-  // calling thread and die with it. Coordinators that are away are waited for without end.
-  void Run();
+  // calling thread and die with it. Coordinators that are away are waited for without end, unless the worker leaves. FAILED_PRECONDITION
+  // when it left because the coordinator said STOP, with its reason.
+  absl::Status Run();
 
   // From any thread. Drain: what runs is finished and told, then Run returns.
   void RequestDrain();
@@ -86,7 +89,8 @@ class Supervisor {
   bool stopping_ = false;
   bool cancelled_ = false;  // the call that is out has been cancelled
   absl::Duration leave_by_ = absl::InfiniteDuration();
-  std::string last_call_error_;
+  std::string last_call_error_;  // empty: the last call was answered
+  absl::Status end_;             // of Run
 };
 
 }  // namespace quern::worker

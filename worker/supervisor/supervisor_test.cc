@@ -131,7 +131,7 @@ class SupervisorTest : public ::testing::Test {
     change(&options);
     supervisor_ = std::make_unique<Supervisor>(std::move(options));
     // Executors are children of this thread.
-    thread_ = std::thread([this] { supervisor_->Run(); });
+    thread_ = std::thread([this] { end_ = supervisor_->Run(); });
   }
   void TearDown() override {
     coordinator_.AcknowledgeAll();
@@ -190,6 +190,7 @@ class SupervisorTest : public ::testing::Test {
   std::string log_ QUERN_GUARDED_BY(log_mutex_);
   std::unique_ptr<Supervisor> supervisor_;
   std::thread thread_;
+  absl::Status end_ = absl::UnknownError("Run has not returned");  // of Run, after Join
 };
 
 TEST_F(SupervisorTest, RunsAnAttemptAndReportsItsResult) {
@@ -294,6 +295,57 @@ TEST_F(SupervisorTest, IdleWorkerLeavesAfterOneLastCall) {
   supervisor_->RequestDrain();
   coordinator_.AnswerUntil([](const SynchronizeRequest& request) { return request.draining(); }, {}, SynchronizeResponse());
   Join();
+  EXPECT_THAT(end_, IsOk());
+}
+
+TEST_F(SupervisorTest, IdleWorkerWithoutACoordinatorLeavesAtOnce) {
+  ManualClock clock;
+  Run([&](SupervisorOptions* options) { options->clock = &clock; });
+  coordinator_.AnswerUntil(Any, {}, absl::UnavailableError("connection refused"));
+  while (!absl::StrContains(Log(), "connection refused")) std::this_thread::yield();
+  // No time passes, and no call is answered.
+  supervisor_->RequestDrain();
+  Join();
+  EXPECT_THAT(end_, IsOk());
+}
+
+TEST_F(SupervisorTest, FailureThatNobodyHearsOfHoldsUpNoDrain) {
+  ManualClock clock;
+  Run([&](SupervisorOptions* options) { options->clock = &clock; });
+  coordinator_.AnswerUntil(Any, {}, Wanting(1, "fail"));
+  coordinator_.AnswerUntil(Lists(1, AttemptStatus::FAILED), Wanting(1, "fail"), absl::UnavailableError("connection refused"));
+  while (!absl::StrContains(Log(), "connection refused")) std::this_thread::yield();
+  supervisor_->RequestDrain();
+  Join();
+  EXPECT_THAT(Log(), HasSubstr("has not acknowledged"));
+}
+
+TEST_F(SupervisorTest, DrainReportsItsResultToACoordinatorThatComesBack) {
+  Run();
+  coordinator_.AnswerUntil(Any, {}, Wanting(1, "direct"));
+  coordinator_.AnswerUntil(Lists(1, AttemptStatus::COMPLETED), Wanting(1, "direct"), absl::UnavailableError("connection refused"));
+  supervisor_->RequestDrain();
+  for (int i = 0; i < 3; ++i) coordinator_.AnswerUntil(Any, {}, absl::UnavailableError("connection refused"));
+  const SynchronizeRequest request = coordinator_.AnswerUntil(Any, {}, Acknowledging(1));
+  EXPECT_TRUE(Lists(1, AttemptStatus::COMPLETED)(request));
+  EXPECT_TRUE(request.draining());
+  Join();
+  EXPECT_THAT(end_, IsOk());
+}
+
+TEST_F(SupervisorTest, DrainGivesUpAResultThatNobodyTakes) {
+  ManualClock clock;
+  Run([&](SupervisorOptions* options) { options->clock = &clock; });
+  coordinator_.AnswerUntil(Any, {}, Wanting(1, "direct"));
+  coordinator_.AnswerUntil(Lists(1, AttemptStatus::COMPLETED), Wanting(1, "direct"), absl::UnavailableError("connection refused"));
+  while (!absl::StrContains(Log(), "connection refused")) std::this_thread::yield();
+  supervisor_->RequestDrain();
+  clock.Advance(Supervisor::kFarewell - absl::Seconds(1));
+  coordinator_.AnswerUntil(Any, {}, absl::UnavailableError("still refused"));
+  while (!absl::StrContains(Log(), "still refused")) std::this_thread::yield();
+  clock.Advance(absl::Seconds(2 * 60));
+  Join();
+  EXPECT_THAT(Log(), HasSubstr("has not acknowledged"));
 }
 
 TEST_F(SupervisorTest, CoordinatorTellsTheWorkerToStop) {
@@ -301,9 +353,24 @@ TEST_F(SupervisorTest, CoordinatorTellsTheWorkerToStop) {
   StartAttempt(1, "wait");
   SynchronizeResponse stop;
   stop.set_desired_state(quern::v1::STOP);
+  stop.set_stop_reason("another worker with the name w started");
   coordinator_.AnswerUntil([](const SynchronizeRequest& request) { return !request.may_wait(); }, {}, stop);
   coordinator_.AnswerUntil(Lists(1, AttemptStatus::STOPPED), {}, Acknowledging(1));
   Join();
+  EXPECT_THAT(end_, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("another worker with the name w started")));
+  EXPECT_THAT(Log(), HasSubstr("another worker with the name w started"));
+}
+
+TEST_F(SupervisorTest, DrainingWorkerThatIsToldToStopStops) {
+  Run();
+  StartAttempt(1, "wait");
+  supervisor_->RequestDrain();
+  SynchronizeResponse stop;
+  stop.set_desired_state(quern::v1::STOP);
+  coordinator_.AnswerUntil([](const SynchronizeRequest& request) { return request.draining(); }, Wanting(1, "wait"), stop);
+  coordinator_.AnswerUntil(Lists(1, AttemptStatus::STOPPED), {}, Acknowledging(1));
+  Join();
+  EXPECT_THAT(end_, IsOk());
 }
 
 TEST_F(SupervisorTest, AnswersSightChallenges) {

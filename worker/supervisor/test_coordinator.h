@@ -48,6 +48,12 @@ class TestCoordinator : public quern::v1::Workers::Service {
     fail_with_ = std::move(status);
     Change();
   }
+  // Tells every worker to stop from now on.
+  void StopWorkers(const std::string& reason) {
+    MutexLock lock(&mutex_);
+    stop_reason_ = reason;
+    Change();
+  }
   // Blocks until a request satisfies `wanted`, and returns it.
   quern::v1::SynchronizeRequest WaitFor(const std::function<bool(const quern::v1::SynchronizeRequest&)>& wanted) {
     MutexLock lock(&mutex_);
@@ -85,6 +91,11 @@ class TestCoordinator : public quern::v1::Workers::Service {
     // The synchronous API tells of a cancellation only when asked.
     while (request->may_wait() && changes_ == change && !context->IsCancelled()) changed_.WaitFor(&mutex_, absl::Milliseconds(5));
     if (!fail_with_.ok()) return fail_with_;
+    if (!stop_reason_.empty()) {
+      response->set_desired_state(quern::v1::STOP);
+      response->set_stop_reason(stop_reason_);
+      return grpc::Status::OK;
+    }
     for (const quern::v1::DesiredAttempt& wanted : wanted_) *response->add_attempts() = wanted;
     return grpc::Status::OK;
   }
@@ -101,6 +112,7 @@ class TestCoordinator : public quern::v1::Workers::Service {
   uint64_t changes_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t calls_ QUERN_GUARDED_BY(mutex_) = 0;
   std::vector<quern::v1::DesiredAttempt> wanted_ QUERN_GUARDED_BY(mutex_);
+  std::string stop_reason_ QUERN_GUARDED_BY(mutex_);
   grpc::Status fail_with_ QUERN_GUARDED_BY(mutex_);
   quern::v1::SynchronizeRequest last_ QUERN_GUARDED_BY(mutex_);
   std::vector<quern::v1::AttemptStatus> ends_ QUERN_GUARDED_BY(mutex_);

@@ -107,6 +107,7 @@ WorkerState::Actions WorkerState::FinishCall(quern::v1::SynchronizeResponse* res
   }
   if (response->desired_state() == quern::v1::STOP) {
     told_to_stop_ = true;
+    stop_reason_ = response->stop_reason();
     for (const AttemptId& id : StopAll()) actions.stop.push_back(id);
   }
   for (quern::v1::DesiredAttempt& desired : *response->mutable_attempts()) Consider(&desired, &actions);
@@ -224,6 +225,11 @@ std::vector<AttemptId> WorkerState::StopAll() {
   std::vector<AttemptId> stop;
   for (auto& [key, attempt] : attempts_) Stop(&attempt, &stop);
   return stop;
+}
+
+bool WorkerState::has_results() const {
+  return std::any_of(attempts_.begin(), attempts_.end(),
+                     [](const auto& entry) { return entry.second.status.state() == AttemptStatus::COMPLETED; });
 }
 
 bool WorkerState::all_told() const { return attempts_.empty() && !news() && !call_out_; }

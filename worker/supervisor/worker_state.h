@@ -95,9 +95,12 @@ class WorkerState {
   std::vector<quern::v1::AttemptId> StopAll();
   // The coordinator has said STOP.
   bool told_to_stop() const { return told_to_stop_; }
+  const std::string& stop_reason() const { return stop_reason_; }
   int running() const { return running_; }
   // Attempts have ended that the coordinator has not acknowledged.
   bool has_ends() const { return attempts_.size() > static_cast<size_t>(running_); }
+  // Of them, some are results.
+  bool has_results() const;
   // Everything said so far has been answered, and no end waits for its acknowledgement.
   bool all_told() const;
 
@@ -129,6 +132,7 @@ class WorkerState {
   int running_ = 0;
   bool draining_ = false;
   bool told_to_stop_ = false;
+  std::string stop_reason_;
 
   std::vector<quern::v1::SightAnswer> sight_;  // answers that no call has carried yet
   size_t sight_told_ = 0;                      // of them, in the call that is out

@@ -1,0 +1,57 @@
+#include <CLI/CLI.hpp>
+
+#include "base/status_macros.h"
+#include "client/commands/command.h"
+#include "client/job_options.h"
+#include "client/job_report.h"
+#include "client/manifest_summary.h"
+#include "client/paths.h"
+#include "client/private_job.h"
+
+namespace quern::client {
+namespace {
+
+class DequantizeCommand : public Command {
+ public:
+  std::string Name() const override { return "dequantize"; }
+  std::string Summary() const override { return "Make plain weights of a quantized checkpoint; run again to continue"; }
+  std::string Example() const override { return "quern dequantize /models/Laguna-S-W4 -o /models/Laguna-S-plain --dtype bf16"; }
+
+  void AddOptions(CLI::App& app) override {
+    job_.AddTo(app);
+    app.add_option("-o,--output", output_, "Directory of the result: absent, empty, or begun by an earlier run")
+        ->required()
+        ->type_name("OUT");
+    worker_.AddTo(app);
+  }
+
+  absl::StatusOr<ExitCode> Run(Console& console) override {
+    quern::v1::JobSpec spec;
+    spec.set_operation(quern::v1::DEQUANTIZE);
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_dequantize(), job_.ToSpec(/*remote=*/false));
+    QUERN_ASSIGN_OR_RETURN(const uint64_t memory, worker_.MemoryBytes());
+    spec.mutable_dequantize()->set_memory(memory);
+    spec.mutable_dequantize()->set_reader(worker_.reader);
+    QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), AbsolutePath(output_));
+
+    QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker_, /*durable=*/true, console));
+    const ExitCode code = outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
+    ReportOutcome(outcome, json(), console);
+    if (code == ExitCode::kDone && !json()) {
+      QUERN_ASSIGN_OR_RETURN(const ManifestSummary summary, ReadManifestSummary(spec.output(), /*worst_modules=*/0));
+      console.out << "\n" << FormatManifestSummary(summary);
+    }
+    return code;
+  }
+
+ private:
+  DequantizeOptions job_;
+  WorkerOptions worker_;
+  std::string output_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> NewDequantizeCommand() { return std::make_unique<DequantizeCommand>(); }
+
+}  // namespace quern::client

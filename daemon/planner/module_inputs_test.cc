@@ -1,0 +1,103 @@
+#include "daemon/planner/module_inputs.h"
+
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/status_matchers.h"
+
+namespace quern::daemon {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+struct Values {
+  std::string name;
+  std::vector<uint64_t> shape;
+  std::vector<float> values;
+  DType dtype = DType::kF32;
+};
+
+class ModuleInputsTest : public testing::Test {
+ protected:
+  std::string Write(const std::vector<Values>& tensors) {
+    std::vector<checkpoint::TensorInfo> infos;
+    std::string data;
+    for (const Values& tensor : tensors) {
+      const uint64_t begin = data.size();
+      for (float value : tensor.values) {
+        char bytes[4];
+        std::memcpy(bytes, &value, 4);
+        data.append(bytes, 4);
+      }
+      infos.push_back({tensor.name, tensor.dtype, tensor.shape, begin, data.size()});
+    }
+    const std::string path = JoinPath(directory_.path(), "inputs.safetensors");
+    std::ofstream(path, std::ios::binary) << checkpoint::BuildSafetensorsHeader(infos) << data;
+    return path;
+  }
+
+  static const quant::Scheme& SchemeOf(absl::string_view preset, quant::Observer observer = quant::Observer::kMinMax) {
+    quant::SchemeSpec spec = *quant::PresetScheme(preset);
+    spec.observer = observer;
+    return **quant::Scheme::For(spec);
+  }
+
+  TempDir directory_ = *TempDir::Make("module_inputs_test");
+  quern::v1::PlanSummary summary_;
+  quern::v1::TaskSpec task_;
+  quern::v1::QuantizeUnit unit_;
+};
+
+TEST_F(ModuleInputsTest, ActivationAmaxByEitherName) {
+  const std::string path = Write({{"a.q_proj", {}, {3}}, {"a.k_proj.input_amax", {1}, {2.5}}, {"a.v_proj", {1}, {1}}});
+  QUERN_ASSERT_OK_AND_ASSIGN(ModuleInputs inputs, ModuleInputs::Open(path, "", true, summary_));
+  ASSERT_EQ(summary_.input_files_size(), 1);
+  EXPECT_EQ(summary_.input_files(0).path(), path);
+  EXPECT_EQ(summary_.input_files(0).content_sha256().size(), 32u);
+  QUERN_ASSERT_OK(inputs.AddTo({"a.q_proj", "", 16}, SchemeOf("NVFP4"), task_, unit_));
+  EXPECT_EQ(unit_.activation_amax(), 3);
+  QUERN_ASSERT_OK(inputs.AddTo({"b.k_proj", "a.k_proj", 16}, SchemeOf("NVFP4"), task_, unit_));
+  EXPECT_EQ(unit_.activation_amax(), 2.5);
+  EXPECT_EQ(task_.source_files_size(), 0) << "the value is in the plan";
+  EXPECT_THAT(inputs.Warnings(), ElementsAre(AllOf(HasSubstr("1 entries"), HasSubstr("a.v_proj"))));
+  quern::v1::QuantizeUnit untouched;
+  QUERN_ASSERT_OK(inputs.AddTo({"c", "", 16}, SchemeOf("NVFP4A16"), task_, untouched));
+  EXPECT_FALSE(untouched.has_activation_amax());
+}
+
+TEST_F(ModuleInputsTest, WrongAmaxIsRefused) {
+  const std::string path = Write({{"zero", {}, {0}},
+                                  {"negative", {}, {-1}},
+                                  {"nan", {}, {std::numeric_limits<float>::quiet_NaN()}},
+                                  {"infinite", {}, {std::numeric_limits<float>::infinity()}},
+                                  {"two", {2}, {1, 1}},
+                                  {"integer", {}, {1}, DType::kI32}});
+  QUERN_ASSERT_OK_AND_ASSIGN(ModuleInputs inputs, ModuleInputs::Open(path, "", false, summary_));
+  for (const char* name : {"zero", "negative", "nan", "infinite", "two", "integer"}) {
+    EXPECT_THAT(inputs.AddTo({name, "", 16}, SchemeOf("NVFP4"), task_, unit_), StatusIs(kInvalid, HasSubstr(name))) << name;
+  }
+  EXPECT_THAT(inputs.AddTo({"missing", "", 16}, SchemeOf("NVFP4"), task_, unit_),
+              StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("missing"), HasSubstr("--activation-scales"))));
+}
+
+TEST_F(ModuleInputsTest, FilesThatCannotBeUsed) {
+  EXPECT_THAT(ModuleInputs::Open("/nowhere/x", "", false, summary_),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("--activation-scales")));
+  const std::string path = Write({{"a", {}, {1}}, {"a.input_amax", {}, {1}}});
+  EXPECT_THAT(ModuleInputs::Open(path, "", false, summary_), StatusIs(kInvalid, HasSubstr("with and without")));
+  QUERN_ASSERT_OK_AND_ASSIGN(ModuleInputs none, ModuleInputs::Open("", "", false, summary_));
+  EXPECT_THAT(none.AddTo({"a", "", 16}, SchemeOf("NVFP4"), task_, unit_), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(none.Warnings(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace quern::daemon

@@ -1,0 +1,132 @@
+#include "daemon/planner/stored_format.h"
+
+#include <re2/re2.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace quern::daemon {
+
+using Json = nlohmann::json;
+
+// One entry of config_groups, where its weights are integers.
+struct StoredFormat::Group {
+  std::vector<std::string> names;  // exact names of modules
+  std::vector<std::unique_ptr<RE2>> patterns;
+  bool everything = false;  // targets a class of modules
+  quant::SchemeSpec spec;
+
+  bool Matches(const std::string& name) const {
+    if (name.empty()) return false;
+    for (const std::string& exact : names) {
+      if (exact == name) return true;
+    }
+    for (const auto& pattern : patterns) {
+      if (pattern->Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) return true;
+    }
+    return false;
+  }
+};
+
+namespace {
+
+absl::StatusOr<quant::SchemeSpec> IntegerSpec(const Json& weights) {
+  quant::SchemeSpec spec;
+  spec.num_bits = weights.at("num_bits").get<int>();
+  spec.symmetric = weights.value("symmetric", true);
+  const Json size = weights.contains("group_size") ? weights["group_size"] : Json();
+  spec.group_size = size.is_number_integer() ? size.get<int64_t>() : 0;
+  const Json strategy = weights.contains("strategy") ? weights["strategy"] : Json();
+  std::string name;
+  if (strategy.is_string()) {
+    name = strategy.get<std::string>();
+  } else {
+    // Left out by early versions.
+    name = spec.group_size > 0 ? "group" : spec.group_size < 0 ? "channel" : "tensor";
+  }
+  if (name == "group") {
+    spec.strategy = quant::Strategy::kGroup;
+    if (spec.group_size <= 0) return absl::InvalidArgumentError("the strategy group needs a group_size");
+    return spec;
+  }
+  spec.group_size = 0;
+  if (name == "channel") {
+    spec.strategy = quant::Strategy::kChannel;
+  } else if (name == "tensor") {
+    spec.strategy = quant::Strategy::kTensor;
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat("integers with the strategy ", name, " are not known"));
+  }
+  return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<StoredFormat> StoredFormat::Parse(const checkpoint::ModelConfig& config) {
+  StoredFormat format;
+  if (config.quantization_config.empty()) return format;
+  const auto invalid = [](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("config.json: quantization_config: ", why));
+  };
+  try {
+    const Json json = Json::parse(config.quantization_config, nullptr, /*allow_exceptions=*/false);
+    // Python writes a bare Infinity, which is no JSON: then the tensors must speak for themselves.
+    if (json.is_discarded()) return format;
+    if (!json.is_object()) return invalid("not an object");
+    if (json.contains("quant_method") && json["quant_method"].is_string()) {
+      format.method_ = absl::AsciiStrToLower(json["quant_method"].get<std::string>());
+    }
+    if (!json.contains("config_groups") || !json["config_groups"].is_object()) return format;
+    for (const auto& [name, group] : json["config_groups"].items()) {
+      if (!group.is_object() || !group.contains("weights") || !group["weights"].is_object()) continue;
+      if (group["weights"].value("type", "int") != "int") continue;
+      auto entry = std::make_shared<Group>();
+      absl::StatusOr<quant::SchemeSpec> spec = IntegerSpec(group["weights"]);
+      if (!spec.ok()) return invalid(absl::StrCat(name, ": ", spec.status().message()));
+      entry->spec = *spec;
+      if (group.contains("targets") && group["targets"].is_array()) {
+        for (const Json& target : group["targets"]) {
+          if (!target.is_string()) return invalid(absl::StrCat(name, ": a target is no text"));
+          const std::string text = target.get<std::string>();
+          if (!absl::StartsWith(text, "re:")) {
+            // Names of classes have no dots and begin with a capital.
+            if (!text.empty() && absl::ascii_isupper(static_cast<unsigned char>(text[0])) && !absl::StrContains(text, ".")) {
+              entry->everything = true;
+            } else {
+              entry->names.push_back(text);
+            }
+            continue;
+          }
+          RE2::Options options;
+          options.set_log_errors(false);
+          auto pattern = std::make_unique<RE2>(text.substr(3), options);
+          if (!pattern->ok()) return invalid(absl::StrCat(name, ": the target ", text, " is no pattern that RE2 knows"));
+          entry->patterns.push_back(std::move(pattern));
+        }
+      } else {
+        entry->everything = true;
+      }
+      format.groups_.push_back(std::move(entry));
+    }
+  } catch (const Json::exception& error) {
+    return invalid(error.what());
+  }
+  return format;
+}
+
+const quant::SchemeSpec* StoredFormat::IntegersOf(const checkpoint::ModuleIdentity& module) const {
+  for (const auto& group : groups_) {
+    if (group->Matches(module.module) || group->Matches(module.transformers_name)) return &group->spec;
+  }
+  for (const auto& group : groups_) {
+    if (group->everything || groups_.size() == 1) return &group->spec;
+  }
+  return nullptr;
+}
+
+}  // namespace quern::daemon

@@ -1,0 +1,37 @@
+// What a checkpoint's own quantization_config says of the weights that its files hold: as much as their tensors do not show themselves.
+#ifndef QUERN_DAEMON_PLANNER_STORED_FORMAT_H_
+#define QUERN_DAEMON_PLANNER_STORED_FORMAT_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/family.h"
+#include "checkpoint/model_config.h"
+#include "quant/scheme_spec.h"
+
+namespace quern::daemon {
+
+class StoredFormat {
+ public:
+  // An empty config, or one of a method that has nothing to say, gives a format without groups. INVALID_ARGUMENT when the text is no JSON
+  // object or a group of compressed-tensors cannot be understood.
+  static absl::StatusOr<StoredFormat> Parse(const checkpoint::ModelConfig& config);
+
+  // quant_method, for example "compressed-tensors", "modelopt", "fp8"; empty when the config has none.
+  const std::string& method() const { return method_; }
+  // How the integers of a module in compressed-tensors' format are to be read: activations and observer are left out. Null when no group of
+  // integers targets the module.
+  const quant::SchemeSpec* IntegersOf(const checkpoint::ModuleIdentity& module) const;
+
+ private:
+  struct Group;
+  std::string method_;
+  std::vector<std::shared_ptr<const Group>> groups_;
+};
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_PLANNER_STORED_FORMAT_H_

@@ -1,0 +1,510 @@
+// Plans of checkpoints whose weights are not simply tensors of their own: stacks of experts, weights in a quantized format, sets with one
+// scale, and the way back to plain weights.
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "checkpoint/checkpoint.h"
+#include "daemon/planner/planner.h"
+#include "daemon/planner/test_checkpoint.h"
+
+namespace quern::daemon {
+namespace {
+
+using quern::v1::QuantizeUnit;
+using quern::v1::TensorFate;
+using quern::v1::TensorView;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr char kInt4[] = "{scheme: W4A16, group_size: 32}";
+
+Plan PlanOf(const std::string& source, absl::string_view recipe) {
+  absl::StatusOr<Plan> plan = MakePlan(QuantizeJob(source, recipe), false);
+  EXPECT_THAT(plan, IsOk());
+  return plan.ok() ? *std::move(plan) : Plan();
+}
+
+quern::v1::JobSpec DequantizeJob(const std::string& source, const std::string& dtype = "") {
+  quern::v1::JobSpec job;
+  job.set_operation(quern::v1::DEQUANTIZE);
+  job.mutable_dequantize()->set_source(source);
+  job.mutable_dequantize()->set_dtype(dtype);
+  return job;
+}
+
+std::map<std::string, QuantizeUnit> Units(const Plan& plan) {
+  std::map<std::string, QuantizeUnit> units;
+  for (const auto& task : plan.tasks) {
+    for (const auto& unit : task.write_shard().units()) {
+      if (unit.has_quantize()) units[unit.quantize().module()] = unit.quantize();
+    }
+  }
+  return units;
+}
+
+std::set<std::string> OutputNames(const Plan& plan) {
+  std::set<std::string> names;
+  const auto add = [&](const quern::v1::OutputTensor& output) { EXPECT_TRUE(names.insert(output.name()).second) << output.name(); };
+  for (const auto& task : plan.tasks) {
+    for (const auto& unit : task.write_shard().units()) {
+      if (unit.has_copy()) add(unit.copy().output());
+      for (const auto& output : unit.quantize().outputs()) add(output);
+    }
+  }
+  return names;
+}
+
+std::map<std::string, TensorFate> Fates(const Plan& plan) {
+  std::map<std::string, TensorFate> fates;
+  for (const TensorFate& fate : TensorFates(plan)) EXPECT_TRUE(fates.emplace(fate.tensor(), fate).second) << fate.tensor();
+  return fates;
+}
+
+std::vector<std::string> Warnings(const Plan& plan) { return {plan.summary.warnings().begin(), plan.summary.warnings().end()}; }
+std::vector<std::string> Ignored(const Plan& plan) { return nlohmann::json::parse(plan.summary.quantization_config())["ignore"]; }
+
+// Where the elements of a tensor begin in its file.
+uint64_t Begin(const std::string& source, const std::string& tensor) {
+  const absl::StatusOr<checkpoint::Checkpoint> checkpoint = checkpoint::Checkpoint::Open(source);
+  EXPECT_THAT(checkpoint, IsOk());
+  const checkpoint::TensorLocation* location = checkpoint->Find(tensor);
+  EXPECT_NE(location, nullptr) << tensor;
+  return checkpoint->shards()[location->shard].header.data_start + location->info->begin;
+}
+
+uint64_t OffsetOf(const TensorView& view, uint64_t row, uint64_t col) {
+  return view.offset() + row * static_cast<uint64_t>(view.row_stride()) + col * static_cast<uint64_t>(view.col_stride());
+}
+
+std::string MoeConfig(absl::string_view model_type, int hidden, int intermediate, int experts) {
+  return absl::StrCat("{\"model_type\": \"", model_type, "\", \"hidden_size\": ", hidden, ", \"moe_intermediate_size\": ", intermediate,
+                      ", \"num_experts\": ", experts, ", \"num_hidden_layers\": 2}");
+}
+
+// ---- Stacks of experts.
+
+TEST(StoredPlan, StraightStackBecomesModules) {
+  TestCheckpoint source("");
+  source.set_config(MoeConfig("qwen3_5_moe", 64, 96, 3));
+  const std::string prefix = "model.language_model.layers.0.mlp.experts";
+  source.Add(prefix + ".gate_up_proj", {3, 192, 64});
+  source.Add(prefix + ".down_proj", {3, 64, 96});
+  source.Add("model.language_model.layers.0.mlp.gate.weight", {3, 64});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}");
+  const auto units = Units(plan);
+  ASSERT_EQ(units.size(), 9u);
+  const TensorView& up = units.at(prefix + ".2.up_proj").weight();
+  const uint64_t begin = Begin(source.path(), prefix + ".gate_up_proj");
+  EXPECT_EQ(up.rows(), 96u);
+  EXPECT_EQ(up.cols(), 64u);
+  for (uint64_t r : {0, 95}) {
+    for (uint64_t c : {0, 63}) EXPECT_EQ(OffsetOf(up, r, c), begin + 2 * ((2 * 192 + 96 + r) * 64 + c));
+  }
+  EXPECT_EQ(units.at(prefix + ".1.down_proj").weight().rows(), 64u);
+  EXPECT_EQ(plan.summary.quantized_tensors(), 9u);
+  EXPECT_THAT(OutputNames(plan), Contains(prefix + ".2.up_proj.weight_packed"));
+  EXPECT_THAT(OutputNames(plan), Not(Contains(prefix + ".gate_up_proj")));
+  EXPECT_EQ(Fates(plan).at(prefix + ".gate_up_proj").fate(), TensorFate::QUANTIZED);
+  EXPECT_THAT(plan.summary.quantization_config(), HasSubstr("experts\\\\.\\\\d+\\\\.("));
+  EXPECT_THAT(Ignored(plan), ElementsAre("model.language_model.layers.0.mlp.gate"));
+}
+
+TEST(StoredPlan, TransposedAndInterleavedStacks) {
+  TestCheckpoint source("");
+  source.set_config(MoeConfig("qwen3_vl_moe", 64, 32, 2));
+  const std::string prefix = "model.language_model.layers.0.mlp.experts";
+  source.Add(prefix + ".gate_up_proj", {2, 64, 64});  // hidden_size is twice the intermediate size: the type decides
+  source.Add(prefix + ".down_proj", {2, 32, 64});
+  source.Write();
+  const auto units = Units(PlanOf(source.path(), kInt4));
+  const TensorView& up = units.at(prefix + ".1.up_proj").weight();
+  EXPECT_EQ(up.rows(), 32u);
+  EXPECT_EQ(up.cols(), 64u);
+  const uint64_t begin = Begin(source.path(), prefix + ".gate_up_proj");
+  for (uint64_t r : {0, 31}) {
+    for (uint64_t c : {0, 63}) EXPECT_EQ(OffsetOf(up, r, c), begin + 2 * ((64 + c) * 64 + 32 + r));
+  }
+  const TensorView& down = units.at(prefix + ".1.down_proj").weight();
+  EXPECT_EQ(down.rows(), 64u);
+  EXPECT_EQ(down.cols(), 32u);
+
+  TestCheckpoint oss("");
+  oss.set_config("{\"model_type\": \"gpt_oss\", \"hidden_size\": 64, \"intermediate_size\": 64, \"num_local_experts\": 2}");
+  oss.Add("model.layers.0.mlp.experts.gate_up_proj", {2, 64, 128});
+  oss.Add("model.layers.0.mlp.experts.gate_up_proj_bias", {2, 128});
+  oss.Add("model.layers.0.mlp.experts.down_proj", {2, 64, 64});
+  oss.Add("model.layers.0.mlp.experts.down_proj_bias", {2, 64});
+  oss.Write();
+  const Plan plan = PlanOf(oss.path(), kInt4);
+  const TensorView gate = Units(plan).at("model.layers.0.mlp.experts.1.gate_proj").weight();
+  const TensorView other = Units(plan).at("model.layers.0.mlp.experts.1.up_proj").weight();
+  const uint64_t start = Begin(oss.path(), "model.layers.0.mlp.experts.gate_up_proj");
+  for (uint64_t r : {0, 63}) {
+    for (uint64_t c : {0, 63}) {
+      EXPECT_EQ(OffsetOf(gate, r, c), start + 2 * ((64 + c) * 128 + 2 * r));
+      EXPECT_EQ(OffsetOf(other, r, c), start + 2 * ((64 + c) * 128 + 2 * r + 1));
+    }
+  }
+  EXPECT_EQ(Fates(plan).at("model.layers.0.mlp.experts.gate_up_proj_bias").fate(), TensorFate::COPIED);
+  EXPECT_THAT(Warnings(plan), Contains(HasSubstr("vLLM 0.33")));
+}
+
+TEST(StoredPlan, NamesOfStacksMatchAndUntouchedStacksStay) {
+  TestCheckpoint source("");
+  source.set_config(MoeConfig("qwen3_moe", 64, 96, 2));
+  for (int layer = 0; layer < 2; ++layer) {
+    source.Add(absl::StrCat("model.layers.", layer, ".mlp.experts.gate_up_proj"), {2, 192, 64});
+    source.Add(absl::StrCat("model.layers.", layer, ".mlp.experts.down_proj"), {2, 64, 96});
+    source.Add(absl::StrCat("model.layers.", layer, ".self_attn.o_proj.weight"), {64, 64});
+  }
+  source.Write();
+  const Plan plan =
+      PlanOf(source.path(),
+             "{scheme: W4A16, group_size: 32, targets: [model.layers.1.mlp.experts.gate_up_proj, model.layers.1.mlp.experts.down_proj]}");
+  EXPECT_EQ(Units(plan).size(), 6u);
+  EXPECT_THAT(OutputNames(plan), Contains("model.layers.0.mlp.experts.gate_up_proj"));
+  EXPECT_EQ(Fates(plan).at("model.layers.0.mlp.experts.gate_up_proj").reason(), "no target matches");
+  // vLLM looks the first expert of a layer up.
+  EXPECT_THAT(Ignored(plan), AllOf(Contains("model.layers.0.mlp.experts.0.gate_proj"), Contains("model.layers.0.mlp.experts.0.down_proj"),
+                                   Not(Contains("model.layers.0.mlp.experts.1.gate_proj"))));
+  EXPECT_THAT(plan.summary.quantization_config(), HasSubstr("layers\\\\.1\\\\.mlp"));
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, ignore: ['*.experts.1.*']}"), false),
+              StatusIs(kInvalid, AllOf(HasSubstr("use as one"), HasSubstr("model.layers.0.mlp.experts.1.down_proj"))));
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, ignore: ['*.down_proj']}"), false),
+              StatusIs(kInvalid, HasSubstr("use as one")));
+}
+
+TEST(StoredPlan, UnfusedAndOtherwiseNamedStacks) {
+  TestCheckpoint step("");
+  step.set_config("{\"model_type\": \"step3p5\", \"hidden_size\": 64, \"moe_intermediate_size\": 32, \"moe_num_experts\": 2}");
+  step.Add("model.layers.3.moe.gate_proj.weight", {2, 32, 64});
+  step.Add("model.layers.3.moe.up_proj.weight", {2, 32, 64});
+  step.Add("model.layers.3.moe.down_proj.weight", {2, 64, 32});
+  step.Add("model.layers.3.moe.gate.weight", {2, 64});
+  step.Add("model.layers.3.moe.router_bias", {2});
+  step.Write();
+  EXPECT_EQ(Units(PlanOf(step.path(), kInt4)).count("model.layers.3.moe.experts.1.up_proj"), 1u);
+
+  TestCheckpoint granite("");
+  granite.set_config("{\"model_type\": \"granitemoe\", \"hidden_size\": 64, \"intermediate_size\": 32, \"num_local_experts\": 2}");
+  granite.Add("model.layers.3.block_sparse_moe.input_linear.weight", {2, 64, 64});
+  granite.Add("model.layers.3.block_sparse_moe.output_linear.weight", {2, 64, 32});
+  granite.Add("model.layers.3.block_sparse_moe.router.layer.weight", {2, 64});
+  granite.Write();
+  const auto units = Units(PlanOf(granite.path(), kInt4));
+  EXPECT_EQ(units.size(), 6u);
+  EXPECT_EQ(units.count("model.layers.3.block_sparse_moe.experts.1.down_proj"), 1u);
+}
+
+TEST(StoredPlan, StacksThatDoNotFitTheConfigAreRefusedWhenTargeted) {
+  TestCheckpoint source("");
+  source.set_config(MoeConfig("qwen3_moe", 64, 48, 2));
+  source.Add("model.layers.0.mlp.experts.gate_up_proj", {2, 192, 64});
+  source.Add("model.layers.0.mlp.experts.down_proj", {2, 64, 96});
+  source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+  source.Write();
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), kInt4), false), IsOk());  // the role of a stack is no linear
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}"), false),
+              StatusIs(kInvalid, AllOf(HasSubstr("[experts, 96, 64] is expected"), HasSubstr("mlp.experts.gate_up_proj"))));
+}
+
+// ---- Weights in a quantized format.
+
+void AddFp8(TestCheckpoint& source, const std::string& module, uint64_t rows, uint64_t cols, const char* scale = "weight_scale_inv") {
+  source.Add({module + ".weight", {rows, cols}, DType::kF8E4M3});
+  source.Add({absl::StrCat(module, ".", scale), {(rows + 127) / 128, (cols + 127) / 128}, DType::kF32});
+}
+
+// "FP8 weight + weight_scale_inv, once targeted, once ignored; config.json that already has quantization_config"
+TEST(StoredPlanCases, Fp8BlocksTargetedAndIgnored) {
+  TestCheckpoint source("");
+  source.set_config(
+      "{\"model_type\": \"deepseek_v3\", \"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}}");
+  AddFp8(source, "model.layers.0.mlp.gate_proj", 192, 320);
+  source.Add({"model.layers.0.mlp.up_proj.weight", {192, 320}, DType::kF8E4M3});
+  AddFp8(source, "model.layers.0.mlp.down_proj", 320, 192);
+  source.EndShard("one.safetensors");
+  source.Add({"model.layers.0.mlp.up_proj.weight_scale_inv", {2, 3}, DType::kF32});  // in another shard
+  AddFp8(source, "model.layers.0.self_attn.o_proj", 320, 128);
+  source.Add("model.norm.weight", {320});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [mlp]}");
+  const auto units = Units(plan);
+  const TensorView& up = units.at("model.layers.0.mlp.up_proj").weight();
+  EXPECT_EQ(up.decode_scheme(), "float8 block=128 symmetric observer=minmax numerics=reference scale=f32");
+  EXPECT_EQ(up.dtype(), "BF16");
+  EXPECT_EQ(up.rows(), 192u);
+  EXPECT_EQ(up.cols(), 320u);
+  ASSERT_EQ(up.decode_size(), 2);
+  EXPECT_EQ(up.decode(0).role(), "weight");
+  EXPECT_EQ(up.decode(0).view().cols(), 320u);
+  EXPECT_EQ(up.decode(1).role(), "weight_scale");
+  EXPECT_EQ(up.decode(1).view().tensor(), "model.layers.0.mlp.up_proj.weight_scale_inv");
+  EXPECT_EQ(up.decode(1).view().rows(), 2u);
+  EXPECT_EQ(up.decode(1).view().cols(), 12u);
+  EXPECT_NE(up.decode(0).view().file(), up.decode(1).view().file());
+
+  const QuantizeUnit& plain = units.at("model.layers.0.self_attn.o_proj");
+  EXPECT_THAT(plain.scheme(), HasSubstr("plain16"));
+  ASSERT_EQ(plain.outputs_size(), 1);
+  EXPECT_EQ(plain.outputs(0).name(), "model.layers.0.self_attn.o_proj.weight");
+  EXPECT_EQ(plain.outputs(0).dtype(), "BF16");
+  EXPECT_EQ(plain.outputs(0).size(), 2u * 320 * 128);
+  EXPECT_THAT(Ignored(plan), ElementsAre("model.layers.0.self_attn.o_proj"));
+  EXPECT_EQ(plan.summary.quantized_tensors(), 3u);
+  EXPECT_THAT(Warnings(plan), Contains(AllOf(HasSubstr("written as BF16"), HasSubstr("self_attn.o_proj"))));
+  const auto fates = Fates(plan);
+  EXPECT_EQ(fates.size(), 9u);
+  EXPECT_EQ(fates.at("model.layers.0.mlp.up_proj.weight_scale_inv").fate(), TensorFate::DROPPED);
+  EXPECT_THAT(fates.at("model.layers.0.mlp.up_proj.weight_scale_inv").reason(),
+              HasSubstr("says how model.layers.0.mlp.up_proj was stored"));
+  EXPECT_EQ(fates.at("model.layers.0.self_attn.o_proj.weight").fate(), TensorFate::COPIED);
+  EXPECT_THAT(fates.at("model.layers.0.self_attn.o_proj.weight").reason(), HasSubstr("dequantized: no target matches"));
+  EXPECT_THAT(OutputNames(plan), Each(Not(HasSubstr("_inv"))));
+  // Weights and scales of three, and those of the plain one; the norm.
+  EXPECT_EQ(plan.tasks[0].bytes_to_read(), 3u * (192 * 320 + 24) + (320 * 128 + 12) + 640);
+}
+
+TEST(StoredPlan, Fp8ScalesOfOtherForms) {
+  TestCheckpoint source("llama");
+  const auto add = [&](const std::string& name, std::vector<uint64_t> scale, DType dtype, const char* parameter = "weight_scale") {
+    source.Add({absl::StrCat("model.layers.0.", name, ".weight"), {256, 128}, DType::kF8E4M3});
+    source.Add({absl::StrCat("model.layers.0.", name, ".", parameter), std::move(scale), dtype});
+  };
+  add("a", {}, DType::kF32);
+  add("b", {1}, DType::kBF16, "weight_scale_inv");
+  add("c", {256, 1}, DType::kF32);
+  add("d", {256}, DType::kF16);
+  add("e", {2, 1}, DType::kF8E8M0, "scale");
+  add("f", {256, 4}, DType::kU8);
+  source.Add({"model.layers.0.a.input_scale", {}, DType::kF32});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), kInt4);
+  const auto units = Units(plan);
+  const auto scheme = [&](const char* name) {
+    const TensorView& view = units.at(absl::StrCat("model.layers.0.", name)).weight();
+    return absl::StrCat(view.decode_scheme().substr(0, view.decode_scheme().find(" symm")), " ",
+                        view.decode_scheme().substr(view.decode_scheme().find("reference") + 9), " ", view.dtype());
+  };
+  EXPECT_EQ(scheme("a"), "float8 tensor  scale=f32 BF16");
+  EXPECT_EQ(scheme("b"), "float8 tensor  BF16");
+  EXPECT_EQ(scheme("c"), "float8 channel  scale=f32 BF16");
+  EXPECT_EQ(scheme("d"), "float8 channel  F16");
+  EXPECT_EQ(scheme("e"), "float8 block=128  scale=e8m0 BF16");
+  EXPECT_EQ(scheme("f"), "float8 group=32  scale=e8m0 BF16");
+  EXPECT_EQ(Fates(plan).at("model.layers.0.a.input_scale").fate(), TensorFate::DROPPED);
+}
+
+TEST(StoredPlan, Fp8ThatSaysTooLittleIsRefused) {
+  TestCheckpoint source("llama");
+  source.Add({"model.layers.0.a.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"model.layers.0.b.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"model.layers.0.b.weight_scale_inv", {3, 1}, DType::kF32});
+  source.Add("model.layers.0.c.weight", {64, 64});
+  source.Write();
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), kInt4), false),
+              StatusIs(kInvalid, AllOf(HasSubstr("without weight_scale"), HasSubstr("model.layers.0.b"), HasSubstr("[3, 1]"))));
+}
+
+// gpt-oss: gate and up alternate along the rows.
+TEST(StoredPlan, Mxfp4BlocksOfStacks) {
+  TestCheckpoint source("");
+  source.set_config(
+      "{\"model_type\": \"gpt_oss\", \"hidden_size\": 64, \"intermediate_size\": 96, \"num_local_experts\": 2, \"quantization_config\": "
+      "{\"quant_method\": \"mxfp4\"}}");
+  const std::string prefix = "model.layers.0.mlp.experts";
+  source.Add({prefix + ".gate_up_proj_blocks", {2, 192, 2, 16}, DType::kU8});
+  source.Add({prefix + ".gate_up_proj_scales", {2, 192, 2}, DType::kU8});
+  source.Add(prefix + ".gate_up_proj_bias", {2, 192});
+  source.Add({prefix + ".down_proj_blocks", {2, 64, 3, 16}, DType::kU8});
+  source.Add({prefix + ".down_proj_scales", {2, 64, 3}, DType::kU8});
+  source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
+  const TensorView up = Units(plan).at(prefix + ".1.up_proj").weight();
+  EXPECT_EQ(up.decode_scheme(), "float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0");
+  EXPECT_EQ(up.rows(), 96u);
+  EXPECT_EQ(up.cols(), 64u);
+  const TensorView& blocks = up.decode(0).view();
+  const TensorView& scales = up.decode(1).view();
+  const uint64_t begin = Begin(source.path(), prefix + ".gate_up_proj_blocks");
+  EXPECT_EQ(blocks.rows(), 96u);
+  EXPECT_EQ(blocks.cols(), 32u);
+  EXPECT_EQ(OffsetOf(blocks, 5, 7), begin + (192 + 2 * 5 + 1) * 32 + 7);
+  EXPECT_EQ(OffsetOf(scales, 5, 1), Begin(source.path(), prefix + ".gate_up_proj_scales") + (192 + 2 * 5 + 1) * 2 + 1);
+  EXPECT_EQ(Fates(plan).at(prefix + ".gate_up_proj_scales").fate(), TensorFate::DROPPED);
+  EXPECT_EQ(Fates(plan).at(prefix + ".gate_up_proj_blocks").fate(), TensorFate::QUANTIZED);
+
+  // Left alone they would be read by a config that does not describe them.
+  const Plan attention = PlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [attention]}");
+  EXPECT_THAT(Units(attention).at(prefix + ".1.up_proj").scheme(), HasSubstr("plain16"));
+  EXPECT_EQ(attention.summary.quantized_tensors(), 1u);
+
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plain, MakePlan(DequantizeJob(source.path()), true));
+  EXPECT_EQ(Units(plain).size(), 6u);
+  EXPECT_EQ(plain.summary.quantization_config(), "");
+  EXPECT_THAT(OutputNames(plain), Contains(prefix + ".1.up_proj.weight"));
+}
+
+TEST(StoredPlan, DeepseekV4Experts) {
+  TestCheckpoint source("deepseek_v4");
+  source.Add({"layers.0.ffn.experts.0.w1.weight", {64, 32}, DType::kI8});
+  source.Add({"layers.0.ffn.experts.0.w1.scale", {64, 2}, DType::kF8E8M0});
+  source.Add({"layers.0.ffn.experts.0.w3.weight", {64, 32}, DType::kI8});
+  source.Add({"layers.0.ffn.experts.0.w3.scale", {64, 2}, DType::kF8E8M0});
+  source.Add({"layers.0.attn.wq_b.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"layers.0.attn.wq_b.scale", {2, 1}, DType::kF8E8M0});
+  source.Write();
+  const auto units = Units(PlanOf(source.path(), kInt4));
+  EXPECT_EQ(units.at("layers.0.ffn.experts.0.w1").weight().cols(), 64u);
+  EXPECT_THAT(units.at("layers.0.ffn.experts.0.w1").weight().decode_scheme(), HasSubstr("float4 group=32"));
+  EXPECT_THAT(units.at("layers.0.attn.wq_b").weight().decode_scheme(), HasSubstr("float8 block=128"));
+}
+
+std::string PackedConfig(absl::string_view weights) {
+  return absl::StrCat(
+      "{\"model_type\": \"kimi_k2\", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"config_groups\": {",
+      "\"group_0\": {\"targets\": [\"Linear\"], \"weights\": ", weights, "}}, \"ignore\": []}}");
+}
+
+void AddPacked(TestCheckpoint& source, const std::string& module, uint64_t rows, uint64_t cols, bool zero_points) {
+  source.Add({module + ".weight_packed", {rows, cols / 8}, DType::kI32});
+  source.Add(module + ".weight_scale", {rows, cols / 32});
+  source.Add({module + ".weight_shape", {2}, DType::kI64});
+  if (zero_points) source.Add({module + ".weight_zero_point", {rows / 8, cols / 32}, DType::kI32});
+}
+
+TEST(StoredPlan, PackedIntegersAreQuantizedAnewOnlyWhenAllowed) {
+  TestCheckpoint source("");
+  source.set_config(PackedConfig("{\"num_bits\": 4, \"type\": \"int\", \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": true}"));
+  for (const char* leaf : {"gate_proj", "up_proj", "down_proj"}) {
+    AddPacked(source, absl::StrCat("model.layers.0.mlp.experts.0.", leaf), 64, 64, false);
+  }
+  source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+  source.Write();
+  quern::v1::JobSpec job = QuantizeJob(source.path(), "{scheme: W8A16, group_size: 32, targets: [routed_experts]}");
+  EXPECT_THAT(MakePlan(job, false), StatusIs(kInvalid, AllOf(HasSubstr("--allow-requantize"), HasSubstr("experts.0.up_proj"))));
+  job.mutable_quantize()->set_allow_requantize(true);
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(job, false));
+  const TensorView view = Units(plan).at("model.layers.0.mlp.experts.0.up_proj").weight();
+  EXPECT_EQ(view.decode_scheme(), "int4 group=32 symmetric observer=minmax numerics=reference");
+  ASSERT_EQ(view.decode_size(), 2);
+  EXPECT_EQ(view.decode(0).view().cols(), 32u);
+  EXPECT_EQ(view.decode(1).view().cols(), 4u);
+  EXPECT_EQ(Fates(plan).at("model.layers.0.mlp.experts.0.up_proj.weight_shape").fate(), TensorFate::DROPPED);
+
+  // Ignored, they become plain without being asked for.
+  const Plan attention = PlanOf(source.path(), "{scheme: W8A16, group_size: 32, targets: [attention]}");
+  EXPECT_THAT(Units(attention).at("model.layers.0.mlp.experts.0.up_proj").scheme(), HasSubstr("plain16"));
+}
+
+TEST(StoredPlan, DequantizePackedIntegers) {
+  TestCheckpoint source("");
+  source.set_config(
+      PackedConfig("{\"num_bits\": 4, \"type\": \"int\", \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": false}"));
+  AddPacked(source, "model.layers.0.mlp.up_proj", 64, 64, true);
+  source.Add("model.layers.0.mlp.up_proj.bias", {64});
+  source.Add("model.norm.weight", {64});
+  source.Write();
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path(), "F32"), true));
+  EXPECT_THAT(OutputNames(plan), ElementsAre("model.layers.0.mlp.up_proj.bias", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"));
+  const QuantizeUnit unit = Units(plan).at("model.layers.0.mlp.up_proj");
+  EXPECT_THAT(unit.scheme(), HasSubstr("plain32"));
+  EXPECT_EQ(unit.outputs(0).dtype(), "F32");
+  EXPECT_EQ(unit.weight().decode_size(), 3);
+  EXPECT_EQ(plan.summary.quantization_config(), "");
+  EXPECT_EQ(plan.summary.quantized_tensors(), 0u);
+  EXPECT_GT(plan.summary.minimum_memory(), 0u);
+  EXPECT_GT(plan.tasks[0].bytes_to_read(), 0u);
+
+  QUERN_ASSERT_OK_AND_ASSIGN(const quern::v1::PlanSummary identity, MakeIdentity(DequantizeJob(source.path(), "F32")));
+  EXPECT_EQ(identity.identity(), plan.summary.identity());
+  QUERN_ASSERT_OK_AND_ASSIGN(const quern::v1::PlanSummary other, MakeIdentity(DequantizeJob(source.path())));
+  EXPECT_NE(IdentityDifference(plan.summary, other), "");
+  EXPECT_THAT(MakePlan(DequantizeJob(source.path(), "I8"), false), StatusIs(kInvalid, HasSubstr("BF16, F16 or F32")));
+}
+
+TEST(StoredPlan, NothingToDequantizeIsSaid) {
+  TestCheckpoint source("llama");
+  source.AddDenseLayer(0, 64, 128);
+  source.Write();
+  EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr("nothing to dequantize")));
+}
+
+TEST(StoredPlan, FormatsOfFourBitsAreRecognised) {
+  TestCheckpoint source("llama");
+  const auto add = [&](const char* name, const char* packed, DType scale, uint64_t groups, const char* global) {
+    const std::string module = absl::StrCat("model.layers.0.", name, ".");
+    source.Add({module + packed, {64, 32}, DType::kU8});
+    source.Add({module + "weight_scale", {64, groups}, scale});
+    if (global != nullptr) source.Add({module + global, {}, DType::kF32});
+  };
+  add("nvfp4", "weight_packed", DType::kF8E4M3, 4, "weight_global_scale");
+  source.Add({"model.layers.0.nvfp4.input_global_scale", {1}, DType::kF32});
+  add("modelopt", "weight", DType::kF8E4M3, 4, "weight_scale_2");
+  add("mxfp4", "weight_packed", DType::kU8, 2, nullptr);
+  source.Write();
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), false));
+  const auto units = Units(plan);
+  const auto decode = [&](const char* name) { return units.at(absl::StrCat("model.layers.0.", name)).weight().decode_scheme(); };
+  EXPECT_EQ(decode("nvfp4"), "float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3");
+  EXPECT_EQ(decode("modelopt"), "float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3 convention=modelopt");
+  EXPECT_EQ(decode("mxfp4"), "float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0");
+  EXPECT_EQ(units.at("model.layers.0.nvfp4").weight().decode(2).view().cols(), 4u);
+}
+
+TEST(StoredPlan, ForeignFormatsAreRefused) {
+  TestCheckpoint source("llama");
+  source.Add({"model.layers.0.mlp.up_proj.qweight", {8, 64}, DType::kI32});
+  source.Add({"model.layers.0.mlp.up_proj.qzeros", {2, 8}, DType::kI32});
+  source.Add({"model.layers.0.mlp.up_proj.scales", {2, 64}, DType::kF16});
+  source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+  source.Write();
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), kInt4), false), StatusIs(kInvalid, HasSubstr("GPTQ, AWQ")));
+  EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr("GPTQ, AWQ")));
+}
+
+// ---- Sets with one scale.
+
+// "q amax 1 in shard 1, k amax 10 in shard 2; v_proj absent"
+TEST(StoredPlanCases, OneScaleOverASetWhateverTheShard) {
+  TestCheckpoint source("laguna");
+  source.Add("model.layers.0.self_attn.q_proj.weight", {64, 64});
+  source.Add("model.layers.0.mlp.experts.0.gate_proj.weight", {32, 64});
+  source.Add("model.layers.0.mlp.experts.0.down_proj.weight", {64, 32});
+  source.EndShard("one.safetensors");
+  source.Add("model.layers.0.self_attn.k_proj.weight", {32, 64});
+  source.Add("model.layers.0.mlp.experts.0.up_proj.weight", {32, 64});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: NVFP4A16}");
+  const auto units = Units(plan);
+  const QuantizeUnit& k = units.at("model.layers.0.self_attn.k_proj");
+  ASSERT_EQ(k.statistics_set_size(), 2);
+  EXPECT_EQ(k.statistics_key(), units.at("model.layers.0.self_attn.q_proj").statistics_key());
+  std::set<std::string> members;
+  for (const TensorView& view : k.statistics_set()) members.insert(view.tensor());
+  EXPECT_THAT(members, ElementsAre("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.q_proj.weight"));
+  EXPECT_EQ(units.at("model.layers.0.mlp.experts.0.gate_proj").statistics_set_size(), 2);
+  EXPECT_EQ(units.at("model.layers.0.mlp.experts.0.down_proj").statistics_set_size(), 1);
+  EXPECT_NE(units.at("model.layers.0.mlp.experts.0.down_proj").statistics_key(),
+            units.at("model.layers.0.mlp.experts.0.gate_proj").statistics_key());
+  // Everything twice.
+  EXPECT_EQ(plan.tasks[0].bytes_to_read(), 2u * 2 * (64 * 64 + 32 * 64 + 2 * 32 * 64 + 64 * 32));
+  EXPECT_THAT(Units(PlanOf(source.path(), "{scheme: MXFP4A16}")).at("model.layers.0.self_attn.k_proj").statistics_set(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace quern::daemon
