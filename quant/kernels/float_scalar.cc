@@ -65,8 +65,3 @@ void ObserveAmaxScalar(const FloatTile& tile, float* amax, int64_t stride) {
 }
 
 }  // namespace quern::quant
-namespace quern::quant {
-scalar::Problem EncodeFloats(const FloatTile& tile, const FloatOptions& options) { return EncodeFloatsScalar(tile, options); }
-void DecodeFloats(const FloatTile& tile, unsigned char* elements, int64_t stride) { DecodeFloatsScalar(tile, elements, stride); }
-void ObserveAmax(const FloatTile& tile, float* amax, int64_t stride) { ObserveAmaxScalar(tile, amax, stride); }
-}  // namespace quern::quant
