@@ -78,18 +78,18 @@ bool IsWithin(const std::string& path, const std::string& directory) {
 // `source` (empty: none) and `output` are real paths. A result inside a checkpoint would become part of it, and the other way round.
 absl::Status CheckApart(const std::string& source, const std::string& output) {
   if (!source.empty() && (IsWithin(output, source) || IsWithin(source, output))) {
-    return absl::InvalidArgumentError(source == output ? absl::StrCat("the output ", output, " is the source; choose another output")
-                                      : IsWithin(output, source)
-                                          ? absl::StrCat("the output ", output, " lies inside the source ", source, "; choose another output")
-                                          : absl::StrCat("the source ", source, " lies inside the output ", output, "; choose another output"));
+    return absl::InvalidArgumentError(
+        source == output           ? absl::StrCat("the output ", output, " is the source; choose another output")
+        : IsWithin(output, source) ? absl::StrCat("the output ", output, " lies inside the source ", source, "; choose another output")
+                                   : absl::StrCat("the source ", source, " lies inside the output ", output, "; choose another output"));
   }
   for (std::string parent = output; parent.size() > 1;) {
     parent = DirName(parent);
     if (parent.empty()) break;
     for (const char* sign : {kManifestName, ".quern/run.json", ".quern/owner.json"}) {
       if (!FileExists(JoinPath(parent, sign))) continue;
-      return absl::InvalidArgumentError(absl::StrCat("the output ", output, " lies inside ", parent, ", which is an output of Quern itself (it holds ", sign,
-                                                     "); choose another output"));
+      return absl::InvalidArgumentError(absl::StrCat("the output ", output, " lies inside ", parent,
+                                                     ", which is an output of Quern itself (it holds ", sign, "); choose another output"));
     }
   }
   return absl::OkStatus();

@@ -373,6 +373,11 @@ TEST_F(RunTaskTest, BytesDoNotDependOnThreadsPoolOrReader) {
     QUERN_ASSERT_OK(compared);
     EXPECT_THAT(compared->mismatches(), IsEmpty()) << compared->mismatches(0).DebugString();
     EXPECT_EQ(compared->errors_size(), static_cast<int>(task.errors().size()));
+    ASSERT_EQ(compared->source_digests_size(), static_cast<int>(task.digests().size()));
+    for (int i = 0; i < compared->source_digests_size(); ++i) {
+      EXPECT_EQ(compared->source_digests(i).tensor(), task.digests()[i].tensor());
+      EXPECT_EQ(compared->source_digests(i).digest(), task.digests()[i].digest()) << task.digests()[i].tensor();
+    }
     QUERN_ASSERT_OK(RemoveFile(output_));
   }
 }
