@@ -262,8 +262,9 @@ bool FloatScheme::NeedsStatistics(Shape2D weight, Shape2D tile) const {
     case Strategy::kTensorGroup:
       return true;
     case Strategy::kChannel:
-    case Strategy::kBlock:
       return tile.cols < weight.cols;
+    case Strategy::kBlock:  // single rows of narrow weights, too
+      return tile.cols < weight.cols || tile.rows < std::min(kBlock, weight.rows);
     case Strategy::kGroup:
       break;
   }
