@@ -241,15 +241,23 @@ absl::Status CheckSupported(const SchemeSpec& spec) {
     return *plain == spec ? absl::OkStatus() : unsupported(absl::StrCat("plain values of that dtype are \"", plain->ToString(), "\""));
   }
   if (spec.num_bits < 2 || spec.num_bits > 8) return unsupported("integers have 2 to 8 bits");
-  if (spec.strategy != Strategy::kGroup && spec.strategy != Strategy::kChannel) return unsupported("strategies are group and channel");
+  if (spec.strategy != Strategy::kGroup && spec.strategy != Strategy::kChannel && spec.strategy != Strategy::kTensor) {
+    return unsupported("strategies of integers are group, channel and tensor");
+  }
   if (spec.strategy == Strategy::kGroup && (spec.group_size < 1 || spec.group_size > kLargestGroup)) {
     return unsupported(absl::StrCat("a group has 1 to ", kLargestGroup, " columns"));
   }
-  if (spec.strategy == Strategy::kChannel && spec.group_size != 0) return unsupported("channel has no group size");
-  if (spec.activations != Activations::kNone || spec.scale != ScaleType::kWeight || spec.convention != Convention::kCompressedTensors) {
-    return unsupported("weights only, with scales of their own dtype, in the convention of compressed-tensors");
+  if (spec.strategy != Strategy::kGroup && spec.group_size != 0) return unsupported("channel and tensor have no group size");
+  if (spec.scale != ScaleType::kWeight) return unsupported("scales of integers are of the weight's dtype");
+  if (spec.convention != Convention::kCompressedTensors) return unsupported("integers exist in the convention of compressed-tensors only");
+  if (spec.activations != Activations::kNone && spec.activations != Activations::kInt4Token &&
+      spec.activations != Activations::kInt8Token && spec.activations != Activations::kFp8Token) {
+    return unsupported("activations beside integer weights are int4_token, int8_token or fp8_token");
   }
-  if (spec.observer != Observer::kMinMax) return unsupported("the only observer is minmax");
+  if (spec.observer == Observer::kSweep) return unsupported("the sweep over block scales is for NVFP4");
+  if (spec.observer != Observer::kMinMax && spec.strategy == Strategy::kTensor) {
+    return unsupported("with one scale for the whole weight the observer is minmax");
+  }
   return absl::OkStatus();
 }
 

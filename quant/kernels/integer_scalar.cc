@@ -7,9 +7,9 @@ namespace {
 template <class D>
 scalar::Problem EncodeRows(const IntegerTile& tile, const EncodeOptions& options) {
   for (int64_t row = 0; row < tile.rows; ++row) {
-    scalar::Problem problem = scalar::EncodePiece<D>(tile.format, tile.elements + row * tile.element_stride, tile.columns, tile.group,
-                                                     options.fixed == nullptr ? nullptr : options.fixed + row, options.replace_nonfinite,
-                                                     OutputOfRow(tile, row), options.errors[row]);
+    scalar::Problem problem =
+        scalar::EncodePiece<D>(tile.format, tile.elements + row * tile.element_stride, tile.columns, tile.group, FixedOfRow(options, row),
+                               options.replace_nonfinite, OutputOfRow(tile, row), options.errors[row]);
     if (problem.kind != scalar::Problem::kNone) {
       problem.row = row;
       return problem;
