@@ -43,9 +43,16 @@ struct SmallFloats {
 
   // Values of codes without sign; NaN codes give 480.
   static HWY_INLINE VF Values(VU codes) {
-    // As subnormal F32 values, then corrected by the difference of the biases.
-    const VF scaled = hn::BitCast(DF(), hn::ShiftLeft<kDropped>(codes));
-    return hn::Mul(scaled, hn::Set(DF(), scalar::FloatOf(static_cast<uint32_t>(127 + 127 - F::kBias) << 23)));
+    const DF df;
+    const DU du;
+    // A subnormal code is read as the normal one of the least exponent, whose leading one is then taken off. (Subnormal F32 values on the
+    // way would be slow.)
+    const auto small = hn::Lt(hn::BitCast(DI(), codes), hn::Set(DI(), 1 << F::kMantissaBits));
+    const VU leading = hn::IfThenElseZero(hn::RebindMask(du, small), hn::Set(du, 1u << 23));
+    const VU bias = hn::Set(du, static_cast<uint32_t>(127 - F::kBias) << 23);
+    const VF value = hn::BitCast(df, hn::Add(hn::Add(hn::ShiftLeft<kDropped>(codes), bias), leading));
+    const VF one = hn::Set(df, scalar::FloatOf(static_cast<uint32_t>(127 + 1 - F::kBias) << 23));
+    return hn::Sub(value, hn::IfThenElseZero(hn::RebindMask(df, small), one));
   }
 };
 
