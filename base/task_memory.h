@@ -16,6 +16,12 @@ inline constexpr uint64_t kMinimumTaskMemory = 16 * kMiB;
 // Side tensors (scales, zero points) of one module are held in memory up to this part of the pool until their turn in the file.
 inline constexpr uint64_t kSideTensorShare = 8;  // 1/8
 
+// A weight whose columns are not contiguous is gathered in memory, so many rows at once as its scheme takes together: the least pool for a
+// task that gathers rows of so many bytes. The pipeline gives at least 1/8 of the pool to them.
+inline constexpr uint64_t GatherMemory(uint64_t bytes) {
+  return 8 * (bytes + 64 * kKiB) < kMinimumTaskMemory ? kMinimumTaskMemory : 8 * (bytes + 64 * kKiB);
+}
+
 }  // namespace quern
 
 #endif  // QUERN_BASE_TASK_MEMORY_H_

@@ -63,27 +63,34 @@ void BufferRing::Return(uint64_t ticket) {
   returned_.SignalAll();
 }
 
-PoolLayout PoolLayout::For(uint64_t memory, bool has_output) {
+PoolLayout PoolLayout::For(uint64_t memory, const Needs& needs) {
   // What a fast disk has in flight is far below this; more would only be touched, not used.
   constexpr uint64_t kMostUseful = 64 * kMiB;
   PoolLayout layout;
-  if (!has_output) {
+  const bool more = needs.slabs || needs.sets;
+  if (!needs.output && !more) {
     layout.input = RoundDown(std::min(memory, kMostUseful), kIoBlock);
     return layout;
   }
   layout.held = RoundDown(memory / kSideTensorShare, kIoBlock);
-  layout.input = RoundDown(std::min(memory / 2, kMostUseful), kIoBlock);
-  // A chunk is a power of two of 256 KiB to 4 MiB, and there are at least 16 of them.
-  const uint64_t output = std::min(memory - layout.held - layout.input, kMostUseful);
-  layout.chunk = 4 * kMiB;
-  while (layout.chunk > 256 * kKiB && layout.chunk * 16 > output) layout.chunk /= 2;
-  layout.output = RoundDown(output, layout.chunk);
-  layout.window = RoundDown(std::min(layout.output / 4, 8 * kMiB), layout.chunk);
+  layout.input = RoundDown(std::min(memory / (more ? 4 : 2), kMostUseful), kIoBlock);
+  uint64_t rest = memory - layout.held - layout.input;
+  if (needs.output) {
+    // A chunk is a power of two of 256 KiB to 4 MiB, and there are at least 16 of them.
+    const uint64_t output = std::min(more ? memory / 4 : rest, kMostUseful);
+    layout.chunk = 4 * kMiB;
+    while (layout.chunk > 256 * kKiB && layout.chunk * 16 > output) layout.chunk /= 2;
+    layout.output = RoundDown(output, layout.chunk);
+    layout.window = RoundDown(std::min(layout.output / 4, 8 * kMiB), layout.chunk);
+    rest -= layout.output;
+  }
+  if (needs.slabs) layout.slabs = RoundDown(needs.sets ? rest / 2 : rest, kIoBlock);
+  if (needs.sets) layout.sets = RoundDown(rest - layout.slabs, kIoBlock);
   return layout;
 }
 
 absl::StatusOr<std::unique_ptr<BufferPool>> BufferPool::Create(const PoolLayout& layout) {
-  const uint64_t private_size = layout.input + layout.held;
+  const uint64_t private_size = layout.total() - layout.output;
   // The whole range first, without memory behind it; then each part over its place.
   void* range = mmap(nullptr, layout.total() + layout.window, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) return ErrnoToStatus(errno, "mmap", "the buffer pool");

@@ -1,7 +1,9 @@
-// All memory of a task that grows with its data: one mapping of at most the budget, divided once into three parts.
+// All memory of a task that grows with its data: one mapping of at most the budget, divided once into parts.
 //
 //   input   tiles as they are read; a ring (BufferRing)
-//   held    side tensors of one module until their turn in the file; a ring
+//   held    side tensors of one module until their turn in the file, inputs of modules; a ring
+//   slabs   rows of weights that must be gathered (transposed ones); a ring; only for tasks that have such
+//   sets    weights that are looked at twice and read once; a ring; only for tasks that have such
 //   output  a window on the output file: byte `offset` of the file stands at offset % output size. The part's first `window` bytes are
 //   mapped
 //           a second time behind its end, so that any `window` bytes are contiguous (no copies where the ring closes).
@@ -92,13 +94,20 @@ class BufferRing {
 struct PoolLayout {
   uint64_t input = 0;
   uint64_t held = 0;
+  uint64_t slabs = 0;
+  uint64_t sets = 0;
   uint64_t output = 0;  // a multiple of `chunk`; 0 for tasks without output
   uint64_t window = 0;
   uint64_t chunk = 0;  // what one write moves
 
-  uint64_t total() const { return input + held + output; }
+  uint64_t total() const { return input + held + slabs + sets + output; }
   // `memory` is at least kMinimumTaskMemory. total() is at most `memory`; parts that would not gain from more stay smaller.
-  static PoolLayout For(uint64_t memory, bool has_output);
+  struct Needs {
+    bool output = false;
+    bool slabs = false;
+    bool sets = false;
+  };
+  static PoolLayout For(uint64_t memory, const Needs& needs);
 };
 
 class BufferPool {
@@ -111,7 +120,9 @@ class BufferPool {
   const PoolLayout& layout() const { return layout_; }
   std::byte* input() const { return base_; }
   std::byte* held() const { return base_ + layout_.input; }
-  std::byte* output() const { return base_ + layout_.input + layout_.held; }
+  std::byte* slabs() const { return held() + layout_.held; }
+  std::byte* sets() const { return slabs() + layout_.slabs; }
+  std::byte* output() const { return sets() + layout_.sets; }
 
  private:
   BufferPool(const PoolLayout& layout, std::byte* base) : layout_(layout), base_(base) {}

@@ -73,12 +73,15 @@ TEST_F(BufferRingTest, RandomRequestsNeverOverlap) {
 
 TEST(PoolLayoutTest, NeverExceedsTheBudget) {
   for (uint64_t memory = kMinimumTaskMemory; memory < 8 * kGiB; memory += memory / 7 + 12345) {
-    for (const bool has_output : {true, false}) {
-      const PoolLayout layout = PoolLayout::For(memory, has_output);
+    for (int bits = 0; bits < 8; ++bits) {
+      const PoolLayout::Needs needs{.output = (bits & 1) != 0, .slabs = (bits & 2) != 0, .sets = (bits & 4) != 0};
+      const PoolLayout layout = PoolLayout::For(memory, needs);
       EXPECT_LE(layout.total(), memory);
       EXPECT_GE(layout.total(), std::min(memory * 7 / 8, 64 * kMiB));
-      EXPECT_EQ(layout.input % kIoBlock, 0);
-      if (!has_output) continue;
+      for (const uint64_t part : {layout.input, layout.held, layout.slabs, layout.sets}) EXPECT_EQ(part % kIoBlock, 0);
+      EXPECT_EQ(layout.slabs >= memory / 8, needs.slabs);
+      EXPECT_EQ(layout.sets >= memory / 8, needs.sets);
+      if (!needs.output) continue;
       EXPECT_EQ(layout.output % layout.chunk, 0);
       EXPECT_GE(layout.output, 16 * layout.chunk);
       EXPECT_GE(layout.window, layout.chunk);
@@ -87,7 +90,7 @@ TEST(PoolLayoutTest, NeverExceedsTheBudget) {
 }
 
 TEST(BufferPoolTest, WindowGoesOnBehindTheEndOfTheOutput) {
-  const PoolLayout layout = PoolLayout::For(kMinimumTaskMemory, true);
+  const PoolLayout layout = PoolLayout::For(kMinimumTaskMemory, {.output = true});
   QUERN_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<BufferPool> pool, BufferPool::Create(layout));
   memset(pool->output() + layout.output - 10, 'x', 20);
   EXPECT_EQ(memcmp(pool->output(), "xxxxxxxxxx", 10), 0);

@@ -13,10 +13,15 @@
 #include "absl/strings/str_format.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
+#include "worker/pipeline/module_inputs.h"
 #include "worker/pipeline/module_layout.h"
 #include "worker/pipeline/row_fold.h"
+#include "worker/pipeline/statistics_sets.h"
 #include "worker/pipeline/task_context.h"
+#include "worker/pipeline/tiling.h"
 #include "worker/pipeline/view_digest.h"
+#include "worker/pipeline/weight_feed.h"
+#include "worker/pipeline/weight_reader.h"
 
 namespace quern::worker {
 namespace {
@@ -42,46 +47,67 @@ uint64_t DifferenceAt(const std::byte* a, const std::byte* b, uint64_t size) { r
 
 class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
  public:
-  static absl::StatusOr<std::shared_ptr<ModuleComparer>> Create(TaskContext* context, const SourceHandle* file,
+  // All outlive the comparer.
+  static absl::StatusOr<std::shared_ptr<ModuleComparer>> Create(TaskContext* context, StatisticsSets* sets, const SourceHandle* file,
                                                                 const quern::v1::QuantizeUnit& unit) {
-    std::shared_ptr<ModuleComparer> comparer(new ModuleComparer(context, file));
-    QUERN_ASSIGN_OR_RETURN(comparer->view_, WeightView::For(unit.weight(), context->sources()));
-    comparer->layout_ = ModuleLayout::For(unit, comparer->view_.dtype, comparer->view_.shape);
+    std::shared_ptr<ModuleComparer> comparer(new ModuleComparer(context, sets, file, unit));
+    QUERN_ASSIGN_OR_RETURN(comparer->reader_, WeightReader::For(unit.weight(), context->sources()));
+    comparer->layout_ = ModuleLayout::For(unit, comparer->reader_->dtype(), comparer->reader_->shape());
     QUERN_RETURN_IF_ERROR(comparer->layout_.status());
     const ModuleLayout& layout = *comparer->layout_;
     if (layout.begin() > file->size || layout.size() > file->size - layout.begin()) {
       return absl::InvalidArgumentError(absl::StrCat("module ", unit.module(), " leads out of ", file->path));
     }
-    const auto extra = [&layout, view = comparer->view_](int64_t rows, int64_t cols) {
-      uint64_t size = view.SpanBytes(rows, cols);  // decoded
-      for (const RegionPlace& place : layout.regions()) {
-        if (!place.constant()) size += 2 * kIoBlock + (place.Rows(0, rows).size() + 1) * place.Columns(0, cols).size();
-      }
-      return size;
-    };
-    QUERN_ASSIGN_OR_RETURN(comparer->tiling_,
-                           Tiling::For(comparer->view_, layout, context->preferred_tile(), context->largest_tile(), UINT64_MAX, extra));
     return comparer;
   }
 
+  // By the task's thread.
   absl::Status Start() {
+    const quant::Scheme& scheme = layout_->scheme();
+    const quant::Shape2D shape = reader_->shape();
     for (const RegionPlace& place : layout_->regions()) {
       if (place.constant()) QUERN_RETURN_IF_ERROR(StartConstant(place));
     }
+    StatisticsSets::Pass pass;
+    std::vector<std::shared_ptr<Gate>> awaits;
+    if (layout_->has_computed()) {
+      QUERN_ASSIGN_OR_RETURN(inputs_, LoadedInputs::Start(context_, unit_, scheme, shape.cols));
+      if (scheme.NeedsStatistics(shape, {std::min(shape.rows, scheme.RowMultiple()), shape.cols})) {
+        QUERN_ASSIGN_OR_RETURN(pass, sets_.Observe(unit_, scheme, reader_, inputs_));
+      }
+      QUERN_RETURN_IF_ERROR(StartComputed(pass.statistics));
+      awaits.push_back(computed_ready_);
+    }
+    WeightFeed feed(&context_, reader_, pass.weight, std::move(awaits));
+    QUERN_ASSIGN_OR_RETURN(Tiling::Request request, feed.StartRequest(scheme.RowMultiple(), scheme.ColumnMultiple()));
+    request.bytes = [this, &feed](int64_t rows, int64_t cols) {
+      uint64_t size = feed.TileBytes(rows, cols) + DecodedBytes(rows, cols);
+      for (const RegionPlace& place : layout_->regions()) {
+        if (place.has_rows())
+          size += static_cast<uint64_t>((place.Rows(0, rows).size() + 1) * place.Columns(0, cols).size()) + 2 * kIoBlock;
+      }
+      return size;
+    };
+    QUERN_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::For(request));
+    part_rows_ = CacheRows(reader_->row_bytes(), tiling.block_rows);
     std::shared_ptr<Strand> strand;
     std::shared_ptr<Row> row;
-    return ForEachTile(view_.shape, tiling_, [&](const TileRange& range) {
-      if (tiling_.segments && range.col_begin == 0) {
+    QUERN_RETURN_IF_ERROR(feed.ForEachTile(tiling, [&](const TileRange& range) {
+      if (tiling.segments && range.col_begin == 0) {
         strand = std::make_shared<Strand>();
         row = std::make_shared<Row>();
       }
-      return StartTile(range, strand, row);
-    });
+      return StartTile(feed, range, strand, row);
+    }));
+    pass.weight.reset();
+    sets_.Started(pass);
+    return absl::OkStatus();
   }
 
-  const WeightView& view() const { return view_; }
+  quant::Shape2D shape() const { return reader_->shape(); }
   const RowFold& fold() const { return fold_; }
   std::optional<uint64_t> constant_difference() const { return constant_difference_.offset(); }
+  std::optional<uint64_t> computed_difference() const { return computed_difference_.offset(); }
 
  private:
   struct Row {  // passed on between the segments of one
@@ -89,11 +115,14 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
     quant::RowError error;
   };
 
-  ModuleComparer(TaskContext* context, const SourceHandle* file) : context_(*context), file_(file) {}
+  ModuleComparer(TaskContext* context, StatisticsSets* sets, const SourceHandle* file, const quern::v1::QuantizeUnit& unit)
+      : context_(*context), sets_(*sets), file_(file), unit_(unit) {}
+
+  uint64_t DecodedBytes(int64_t rows, int64_t cols) const { return static_cast<uint64_t>(rows * cols * reader_->element_size()); }
 
   absl::Status StartConstant(const RegionPlace& place) {
     auto step = std::make_unique<Step>();
-    step->what = absl::StrCat("module of tensor ", view_.tensor);
+    step->what = absl::StrCat("module of tensor ", reader_->tensor());
     QUERN_ASSIGN_OR_RETURN(step->buffer, context_.engine().AcquireInput(BufferFor(place.offset(), place.size())));
     step->reads.push_back({file_, place.offset(), place.size(), step->buffer.data(), nullptr});
     step->compute = [self = shared_from_this(), place = &place, data = step->buffer.data() + place.offset() % kIoBlock](Step::Done done) {
@@ -103,24 +132,61 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
     return context_.engine().Start(std::move(step));
   }
 
-  absl::Status StartTile(const TileRange& range, const std::shared_ptr<Strand>& strand, const std::shared_ptr<Row>& row) {
+  // Reads the computed regions, which decoding needs whole, and compares them with what the source gives.
+  absl::Status StartComputed(const std::shared_ptr<const SetStatistics>& statistics) {
     auto step = std::make_unique<Step>();
-    step->what = absl::StrCat("tensor ", view_.tensor);
-    // Reads are planned at offsets of the buffer first, then the buffer is taken.
-    uint64_t used = 0;
-    const auto read = [&](const SourceHandle* file, uint64_t offset, uint64_t size) {
-      const uint64_t at = used;
-      used += BufferFor(offset, size);
-      step->reads.push_back({file, offset, size, nullptr, nullptr});
-      return at;
+    step->what = absl::StrCat("module of tensor ", reader_->tensor());
+    step->awaits = inputs_->awaits();
+    if (statistics != nullptr) step->awaits.push_back(statistics->ready());
+    uint64_t size = 0;
+    std::vector<uint64_t> places(layout_->regions().size());
+    for (size_t i = 0; i < places.size(); ++i) {
+      const RegionPlace& place = layout_->regions()[i];
+      if (!place.computed() || place.size() == 0) continue;
+      places[i] = size;
+      size += BufferFor(place.offset(), place.size());
+      step->reads.push_back({file_, place.offset(), place.size(), nullptr, nullptr});
+    }
+    QUERN_ASSIGN_OR_RETURN(step->buffer, context_.engine().AcquireInput(size));
+    std::byte* const buffer = step->buffer.data();
+    uint64_t at = 0;
+    for (ReadRequest& read : step->reads) {
+      read.buffer = buffer + at;
+      at += BufferFor(read.offset, read.size);
+    }
+    step->holds = computed_ready_;
+    step->compute = [self = shared_from_this(), statistics, places = std::move(places), buffer](Step::Done done) {
+      const absl::StatusOr<std::vector<std::string>> expected =
+          self->layout_->ComputedRegions(statistics == nullptr ? nullptr : statistics->Get(), self->inputs_->Get());
+      if (!expected.ok()) {
+        done(expected.status());
+        return;
+      }
+      self->computed_.resize(places.size());
+      for (size_t i = 0; i < places.size(); ++i) {
+        const RegionPlace& place = self->layout_->regions()[i];
+        if (!place.computed()) continue;
+        self->computed_[i].assign(reinterpret_cast<const char*>(buffer + places[i] + place.offset() % kIoBlock), place.size());
+        if (self->computed_[i] != (*expected)[i]) self->computed_difference_.Report(place.offset());
+      }
+      done(absl::OkStatus());
     };
-    const uint64_t span = view_.SpanBytes(range.rows(), range.cols());
-    std::vector<uint64_t> places{read(view_.file, view_.OffsetOf(range.row_begin, range.col_begin), span)};
+    return context_.engine().Start(std::move(step));
+  }
+
+  absl::Status StartTile(WeightFeed& feed, const TileRange& range, const std::shared_ptr<Strand>& strand, const std::shared_ptr<Row>& row) {
+    WeightFeed::Work work;
+    const auto read = [&](uint64_t offset, uint64_t size) {
+      const uint64_t at = work.extra;
+      work.extra += BufferFor(offset, size);
+      work.reads.push_back({file_, offset, size, at});
+      return at + offset % kIoBlock;
+    };
     std::vector<quant::RegionBuffer> buffers(layout_->regions().size());
     std::vector<uint64_t> data_at(buffers.size());
     for (size_t i = 0; i < buffers.size(); ++i) {
       const RegionPlace& place = layout_->regions()[i];
-      if (place.constant()) continue;
+      if (!place.has_rows()) continue;
       const Run rows = place.Rows(range.row_begin, range.row_end);
       const Run bytes = place.Columns(range.col_begin, range.col_end);
       const uint64_t offset = place.offset() + rows.begin * place.bytes_per_row() + bytes.begin;
@@ -128,16 +194,14 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
       buffers[i].first_byte = bytes.begin;
       buffers[i].row_stride = place.bytes_per_row();
       if (bytes.size() == place.bytes_per_row()) {
-        places.push_back(read(file_, offset, rows.size() * bytes.size()));
-        data_at[i] = places.back() + offset % kIoBlock;
+        data_at[i] = read(offset, static_cast<uint64_t>(rows.size() * bytes.size()));
         continue;
       }
       // A segment touches one row of a region, or two where a value is split between them.
-      if (rows.size() > 2) return absl::InternalError(absl::StrCat(view_.What(), ": one row touches ", rows.size(), " rows of a region"));
+      if (rows.size() > 2)
+        return absl::InternalError(absl::StrCat(reader_->What(), ": one row touches ", rows.size(), " rows of a region"));
       for (int64_t row_of_region = rows.begin; row_of_region < rows.end; ++row_of_region) {
-        const uint64_t from = offset + (row_of_region - rows.begin) * place.bytes_per_row();
-        places.push_back(read(file_, from, bytes.size()));
-        const uint64_t at = places.back() + from % kIoBlock;
+        const uint64_t at = read(offset + (row_of_region - rows.begin) * place.bytes_per_row(), static_cast<uint64_t>(bytes.size()));
         if (row_of_region == rows.begin) {
           data_at[i] = at;
         } else {
@@ -145,48 +209,59 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
         }
       }
     }
-    const uint64_t decoded = used;
-    QUERN_ASSIGN_OR_RETURN(step->buffer, context_.engine().AcquireInput(used + span));
-    std::byte* const base = step->buffer.data();
-    for (size_t i = 0; i < places.size(); ++i) step->reads[i].buffer = base + places[i];
-    for (size_t i = 0; i < buffers.size(); ++i) buffers[i].data = base + data_at[i];
-    step->strand = strand;
-    step->compute = [self = shared_from_this(), range, buffers = std::move(buffers), base, decoded, row](Step::Done done) {
-      done(row == nullptr ? self->CompareBand(range, buffers, base, base + decoded)
-                          : self->CompareSegment(range, buffers, base, base + decoded, *row));
+    const uint64_t decoded = work.extra;
+    work.extra += DecodedBytes(range.rows(), range.cols());
+    work.strand = strand;
+    work.compute = [self = shared_from_this(), range, buffers = std::move(buffers), data_at = std::move(data_at), decoded, row](
+                       const std::shared_ptr<const SourceTile>& tile, std::byte* extra, Step::Done done) {
+      std::vector<quant::RegionBuffer> regions = buffers;
+      for (size_t i = 0; i < regions.size(); ++i) {
+        const RegionPlace& place = self->layout_->regions()[i];
+        if (place.has_rows()) regions[i].data = extra + data_at[i];
+        if (place.computed()) {
+          regions[i].data = reinterpret_cast<std::byte*>(self->computed_[i].data());
+          regions[i].row_stride = static_cast<int64_t>(place.size());
+        }
+      }
+      done(row == nullptr ? self->CompareBand(range, *tile, regions, extra + decoded)
+                          : self->CompareSegment(range, *tile, regions, extra + decoded, *row));
     };
-    return context_.engine().Start(std::move(step));
+    return feed.Start(range, std::move(work));
   }
 
-  absl::Status CompareBand(const TileRange& range, absl::Span<const quant::RegionBuffer> buffers, std::byte* base, std::byte* decoded) {
-    const quant::Tile whole = TileIn(view_, base, range.row_begin, range.row_end, 0, view_.shape.cols);
+  // Decodes rows that stand as `source` does into `decoded`, which is dense, and adds their errors.
+  absl::Status Compare(const quant::Tile& source, absl::Span<const quant::RegionBuffer> regions, std::byte* decoded,
+                       absl::Span<quant::RowError> errors) const {
+    quant::Tile dense = source;
+    dense.row_stride = source.cols() * reader_->element_size();
+    QUERN_RETURN_IF_ERROR(layout_->scheme().Decode(dense, regions, decoded));
+    quant::Scheme::AddErrors(source, decoded, dense.row_stride, errors);
+    return absl::OkStatus();
+  }
+
+  absl::Status CompareBand(const TileRange& range, const SourceTile& source, absl::Span<const quant::RegionBuffer> regions,
+                           std::byte* decoded) {
     std::vector<RowResult> results(range.rows());
-    const int64_t part_rows = CacheRows(view_);
-    for (int64_t begin = range.row_begin; begin < range.row_end; begin += part_rows) {
-      quant::Tile tile = whole;
-      tile.row_begin = begin;
-      tile.row_end = std::min(begin + part_rows, range.row_end);
+    for (int64_t begin = range.row_begin; begin < range.row_end; begin += part_rows_) {
+      QUERN_ASSIGN_OR_RETURN(const quant::Tile tile, source.Rows(begin, std::min(begin + part_rows_, range.row_end)));
       const int64_t first = begin - range.row_begin;
-      tile.data = whole.data + first * whole.row_stride;
       std::vector<quant::RowError> errors(tile.rows());
-      QUERN_RETURN_IF_ERROR(layout_->scheme().Decode(tile, buffers, decoded));
-      quant::Scheme::AddErrors(tile, decoded, tile.row_stride, absl::MakeSpan(errors));
+      QUERN_RETURN_IF_ERROR(Compare(tile, regions, decoded, absl::MakeSpan(errors)));
       for (int64_t i = 0; i < tile.rows(); ++i) {
         results[first + i].Set(errors[i]);
-        results[first + i].digest = Xxh3Of(tile.data + i * tile.row_stride, view_.row_bytes());
+        results[first + i].digest = Xxh3Of(tile.data + i * tile.row_stride, static_cast<size_t>(reader_->row_bytes()));
       }
     }
     fold_.Add(range.row_begin, std::move(results));
     return absl::OkStatus();
   }
 
-  absl::Status CompareSegment(const TileRange& range, absl::Span<const quant::RegionBuffer> buffers, std::byte* base, std::byte* decoded,
-                              Row& row) {
-    const quant::Tile tile = TileIn(view_, base, range.row_begin, range.row_end, range.col_begin, range.col_end);
-    row.digest.Update(tile.data, static_cast<size_t>(range.cols() * view_.element_size));
-    QUERN_RETURN_IF_ERROR(layout_->scheme().Decode(tile, buffers, decoded));
-    quant::Scheme::AddErrors(tile, decoded, tile.row_stride, absl::MakeSpan(&row.error, 1));
-    if (range.col_end == view_.shape.cols) {
+  absl::Status CompareSegment(const TileRange& range, const SourceTile& source, absl::Span<const quant::RegionBuffer> regions,
+                              std::byte* decoded, Row& row) {
+    QUERN_ASSIGN_OR_RETURN(const quant::Tile tile, source.Rows(range.row_begin, range.row_end));
+    row.digest.Update(tile.data, static_cast<size_t>(range.cols() * reader_->element_size()));
+    QUERN_RETURN_IF_ERROR(Compare(tile, regions, decoded, absl::MakeSpan(&row.error, 1)));
+    if (range.col_end == shape().cols) {
       RowResult result;
       result.Set(row.error);
       result.digest = row.digest.Digest64();
@@ -196,12 +271,18 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
   }
 
   TaskContext& context_;
+  StatisticsSets& sets_;
   const SourceHandle* const file_;
-  WeightView view_;
+  const quern::v1::QuantizeUnit& unit_;
+  std::shared_ptr<WeightReader> reader_;
   absl::StatusOr<ModuleLayout> layout_ = absl::InternalError("not made");
-  Tiling tiling_;
+  std::shared_ptr<const LoadedInputs> inputs_;
+  const std::shared_ptr<Gate> computed_ready_ = std::make_shared<Gate>();
+  std::vector<std::string> computed_;  // by region, of the file; written before computed_ready_ opens
+  int64_t part_rows_ = 0;
   RowFold fold_;
   FirstDifference constant_difference_;
+  FirstDifference computed_difference_;
 };
 
 // What the comparison of a copied tensor finds.
@@ -268,6 +349,11 @@ absl::Status Compare(TaskContext& context, const SourceHandle& file, const quern
     found->set_offset(offset);
     found->set_what(what);
   };
+  std::vector<const quern::v1::QuantizeUnit*> quantized;
+  for (const quern::v1::CompareUnit& unit : work.units()) {
+    if (unit.has_quantize()) quantized.push_back(&unit.quantize());
+  }
+  StatisticsSets sets(&context, quantized);
   for (const quern::v1::CompareUnit& unit : work.units()) {
     switch (unit.kind_case()) {
       case quern::v1::CompareUnit::kCopy: {
@@ -287,15 +373,19 @@ absl::Status Compare(TaskContext& context, const SourceHandle& file, const quern
       }
       case quern::v1::CompareUnit::kQuantize: {
         const quern::v1::QuantizeUnit& quantize = unit.quantize();
-        QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<ModuleComparer> comparer, ModuleComparer::Create(&context, &file, quantize));
+        QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<ModuleComparer> comparer, ModuleComparer::Create(&context, &sets, &file, quantize));
         reports.push_back([&, comparer] {
           quern::v1::ModuleError found = comparer->fold().Error();
-          const quant::Shape2D shape = comparer->view().shape;
+          const quant::Shape2D shape = comparer->shape();
           found.set_module(quantize.module());
           found.set_count(static_cast<uint64_t>(shape.rows) * static_cast<uint64_t>(shape.cols));
           const quern::v1::ModuleError& expected = unit.expected();
           if (comparer->constant_difference().has_value()) {
             mismatch(quantize.module(), *comparer->constant_difference(), "the stored shape is not that of the weight");
+          }
+          if (comparer->computed_difference().has_value()) {
+            mismatch(quantize.module(), *comparer->computed_difference(),
+                     "a scale of the whole tensor or set is not what the source gives");
           }
           if (found.sum_squared_error() != expected.sum_squared_error() || found.sum_squares() != expected.sum_squares() ||
               found.max_abs_error() != expected.max_abs_error() || found.nonfinite() != expected.nonfinite() ||

@@ -108,9 +108,10 @@ absl::Status Engine::Start(std::unique_ptr<Step> owned) {
     if (step->holds != nullptr) ++step->holds->holders;
     // One blocker more than there are, taken away below: the step cannot end before all its reads are handed over.
     step->blockers = reads.size() + 1;
-    if (step->awaits != nullptr && step->awaits->holders > 0) {
+    for (const std::shared_ptr<Gate>& gate : step->awaits) {
+      if (gate->holders == 0) continue;
       ++step->blockers;
-      step->awaits->waiting.push_back(step);
+      gate->waiting.push_back(step);
     }
     if (!reads.empty() && reading_ == 0) reading_since_ = absl::Now();
     reading_ += reads.size();

@@ -46,14 +46,14 @@ struct Step {
   std::vector<ReadRequest> reads;  // without `done`
   // Runs on a compute thread once all reads are in. Calls its argument once, then or later, from any thread.
   std::function<void(Done)> compute;
-  std::shared_ptr<Strand> strand;  // may be null
-  std::shared_ptr<Gate> holds;     // may be null
-  std::shared_ptr<Gate> awaits;    // may be null
+  std::shared_ptr<Strand> strand;             // may be null
+  std::shared_ptr<Gate> holds;                // may be null
+  std::vector<std::shared_ptr<Gate>> awaits;  // none is null
 
   // Of the engine.
   uint64_t sequence = 0;
   uint64_t turn = 0;
-  size_t blockers = 0;  // reads that are not in, a gate that is not open
+  size_t blockers = 0;  // reads that are not in, gates that are not open
 };
 
 class Engine {

@@ -25,6 +25,7 @@ struct ModuleWriter::Band {
     std::vector<quant::RowError> errors;
   };
   std::shared_ptr<ModuleWriter> writer;
+  std::shared_ptr<const SourceTile> tile;
   TileRange range;
   std::byte* scratch;
   Step::Done done;
@@ -51,50 +52,89 @@ struct ModuleWriter::Band {
   }
 };
 
-absl::StatusOr<std::shared_ptr<ModuleWriter>> ModuleWriter::Create(TaskContext* context, const quern::v1::QuantizeUnit& unit) {
-  std::shared_ptr<ModuleWriter> writer(new ModuleWriter(context));
-  QUERN_ASSIGN_OR_RETURN(writer->view_, WeightView::For(unit.weight(), context->sources()));
-  for (const quern::v1::TensorView& view : unit.statistics_set()) {
-    QUERN_ASSIGN_OR_RETURN(WeightView checked, WeightView::For(view, context->sources()));
-    writer->statistics_set_.push_back(std::move(checked));
-  }
-  if (unit.inputs_size() > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("module ", unit.module(), ": the input ", unit.inputs(0).role(), " is not supported"));
-  }
-  writer->layout_ = ModuleLayout::For(unit, writer->view_.dtype, writer->view_.shape);
+absl::StatusOr<std::shared_ptr<ModuleWriter>> ModuleWriter::Create(TaskContext* context, StatisticsSets* sets,
+                                                                   const quern::v1::QuantizeUnit& unit) {
+  std::shared_ptr<ModuleWriter> writer(new ModuleWriter(context, sets, unit));
+  QUERN_ASSIGN_OR_RETURN(writer->reader_, WeightReader::For(unit.weight(), context->sources()));
+  writer->layout_ = ModuleLayout::For(unit, writer->reader_->dtype(), writer->reader_->shape());
   QUERN_RETURN_IF_ERROR(writer->layout_.status());
-  QUERN_RETURN_IF_ERROR(writer->ChoosePlace());
   return writer;
 }
 
-absl::StatusOr<Tiling> ModuleWriter::ChooseTiling() const {
-  return Tiling::For(view_, *layout_, context_.preferred_tile(), context_.largest_tile(), context_.layout().window,
-                     [this](int64_t rows, int64_t cols) {
-                       return ScratchBytes({0, rows, 0, cols});
-                     });
+absl::StatusOr<Tiling> ModuleWriter::ChooseTiling(WeightFeed& feed) const {
+  QUERN_ASSIGN_OR_RETURN(Tiling::Request request, feed.StartRequest(layout_->scheme().RowMultiple(), layout_->scheme().ColumnMultiple()));
+  request.whole_rows = layout_->WholeRows();
+  request.bytes = [this, &feed](int64_t rows, int64_t cols) { return feed.TileBytes(rows, cols) + ScratchBytes({0, rows, 0, cols}); };
+  request.admits = [this](int64_t rows, int64_t cols) {
+    return std::all_of(layout_->regions().begin(), layout_->regions().end(), [&](const RegionPlace& place) {
+      return !place.has_rows() || place.TileBytes(0, rows, 0, cols) <= context_.layout().window;
+    });
+  };
+  return Tiling::For(request);
 }
 
-absl::Status ModuleWriter::ChoosePlace() {
-  QUERN_ASSIGN_OR_RETURN(tiling_, ChooseTiling());
+absl::Status ModuleWriter::ChoosePlace(WeightFeed& feed) {
+  QUERN_ASSIGN_OR_RETURN(tiling_, ChooseTiling(feed));
   // Segments of one block touch the same rows again and again, so all of it must be contiguous.
   const uint64_t most = tiling_.segments ? context_.layout().window : context_.output().MaxReserve() / 2;
   if (layout_->size() <= most) return absl::OkStatus();
 
   const RegionPlace& first = layout_->regions().front();
-  streams_ = !first.constant() && !first.region().accumulates && first.region().row_numerator == first.region().row_denominator &&
+  streams_ = first.has_rows() && !first.region().accumulates && first.region().row_numerator == first.region().row_denominator &&
              first.grows_with_columns();
   for (size_t i = 0; i < layout_->regions().size(); ++i) {
     const RegionPlace& place = layout_->regions()[i];
     side_offsets_.push_back(side_size_);
-    if (IsSide(i) && !place.constant()) side_size_ += RoundUp(place.size(), 64);
+    if (IsSide(i) && place.has_rows()) side_size_ += RoundUp(place.size(), 64);
   }
-  place_ = side_size_ <= context_.held().largest() ? SidePlace::kHeld : SidePlace::kSpill;
-  QUERN_ASSIGN_OR_RETURN(tiling_, ChooseTiling());
+  // Inputs stand in the same ring as long as the module lives; what is left of it is whole only on one side of them.
+  const uint64_t inputs = inputs_->held_bytes();
+  const uint64_t room = inputs == 0 ? context_.held().largest() : RoundDown((context_.held().largest() - inputs) / 2, kIoBlock);
+  place_ = side_size_ <= room ? SidePlace::kHeld : SidePlace::kSpill;
+  QUERN_ASSIGN_OR_RETURN(tiling_, ChooseTiling(feed));
   return absl::OkStatus();
 }
 
 absl::Status ModuleWriter::Start() {
-  if (layout_->scheme().NeedsStatistics(view_.shape, {tiling_.band_rows, tiling_.segment_cols})) QUERN_RETURN_IF_ERROR(ObserveAll());
+  const quant::Scheme& scheme = layout_->scheme();
+  const quant::Shape2D shape = reader_->shape();
+  QUERN_ASSIGN_OR_RETURN(inputs_, LoadedInputs::Start(context_, unit_, scheme, shape.cols));
+  awaits_ = inputs_->awaits();
+  // What even whole rows need is the scale of a tensor or of a set.
+  if (scheme.NeedsStatistics(shape, {std::min(shape.rows, scheme.RowMultiple()), shape.cols})) {
+    QUERN_ASSIGN_OR_RETURN(pass_, sets_.Observe(unit_, scheme, reader_, inputs_));
+  }
+  {
+    WeightFeed feed(&context_, reader_, pass_.weight, {});
+    QUERN_RETURN_IF_ERROR(ChoosePlace(feed));
+  }
+  if (pass_.statistics == nullptr && scheme.NeedsStatistics(shape, {tiling_.band_rows, tiling_.segment_cols})) {
+    QUERN_ASSIGN_OR_RETURN(pass_.statistics, StatisticsSets::ObserveOne(context_, scheme, reader_, inputs_));
+  }
+  if (pass_.statistics != nullptr) awaits_.push_back(pass_.statistics->ready());
+  part_rows_ = CacheRows(reader_->row_bytes(), tiling_.block_rows);
+
+  QUERN_RETURN_IF_ERROR(ReserveSides());
+  if (layout_->has_computed()) QUERN_RETURN_IF_ERROR(StartComputed());
+  WeightFeed feed(&context_, reader_, pass_.weight, awaits_);
+  QUERN_RETURN_IF_ERROR(feed.StartRequest(scheme.RowMultiple(), scheme.ColumnMultiple()).status());
+  std::shared_ptr<Strand> strand;
+  std::shared_ptr<Block> block;
+  QUERN_RETURN_IF_ERROR(feed.ForEachTile(tiling_, [&](const TileRange& range) {
+    if (tiling_.segments && range.block_begins) {
+      strand = std::make_shared<Strand>();
+      block = std::make_shared<Block>();
+    }
+    return StartTile(feed, range, strand, block);
+  }));
+  if (place_ != SidePlace::kWindow) QUERN_RETURN_IF_ERROR(FlushSides());
+  // The steps have what they need of it; memory goes back as they end.
+  pass_.weight.reset();
+  sets_.Started(pass_);
+  return absl::OkStatus();
+}
+
+absl::Status ModuleWriter::ReserveSides() {
   switch (place_) {
     case SidePlace::kWindow: {
       QUERN_RETURN_IF_ERROR(context_.Reserve(layout_->size()));
@@ -107,7 +147,7 @@ absl::Status ModuleWriter::Start() {
           memset(output.At(place.offset()), 0, place.size());
         }
       }
-      break;
+      return absl::OkStatus();
     }
     case SidePlace::kHeld: {
       std::optional<PoolBuffer> held;
@@ -120,122 +160,78 @@ absl::Status ModuleWriter::Start() {
         const RegionPlace& place = layout_->regions()[i];
         if (IsSide(i) && place.region().accumulates) memset(held_.data() + side_offsets_[i], 0, place.size());
       }
-      break;
+      return absl::OkStatus();
     }
     case SidePlace::kSpill: {
       absl::StatusOr<std::unique_ptr<SpillFile>> spill =
           SpillFile::Create(absl::StrCat(context_.options().output_path, ".spill"), side_size_);
       QUERN_RETURN_IF_ERROR(spill.status());
       spill_ = *std::move(spill);
-      break;
+      return absl::OkStatus();
     }
   }
-  std::shared_ptr<Strand> strand;
-  std::shared_ptr<Block> block;
-  QUERN_RETURN_IF_ERROR(ForEachTile(view_.shape, tiling_, [&](const TileRange& range) {
-    if (tiling_.segments && range.block_begins) {
-      strand = std::make_shared<Strand>();
-      block = std::make_shared<Block>();
-    }
-    return StartTile(range, strand, block);
-  }));
-  return place_ == SidePlace::kWindow ? absl::OkStatus() : FlushSides();
-}
-
-absl::Status ModuleWriter::ObserveAll() {
-  QUERN_RETURN_IF_ERROR(ObserveView(view_, tiling_));
-  for (const WeightView& view : statistics_set_) {
-    QUERN_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::For(view, *layout_, context_.preferred_tile(), context_.largest_tile(), UINT64_MAX,
-                                                            [](int64_t, int64_t) { return uint64_t{0}; }));
-    QUERN_RETURN_IF_ERROR(ObserveView(view, tiling));
-  }
-  QUERN_RETURN_IF_ERROR(context_.engine().WaitFor(encoded_));
-  MutexLock lock(&mutex_);
-  for (std::unique_ptr<quant::Statistics>& partial : partial_) {
-    if (statistics_ == nullptr) {
-      statistics_ = std::move(partial);
-    } else {
-      statistics_->Merge(*partial);
-    }
-  }
-  partial_.clear();
   return absl::OkStatus();
 }
 
-absl::Status ModuleWriter::ObserveView(const WeightView& view, const Tiling& tiling) {
-  return ForEachTile(view.shape, tiling, [&](const TileRange& range) -> absl::Status {
-    const uint64_t offset = view.OffsetOf(range.row_begin, range.col_begin);
-    const uint64_t size = view.SpanBytes(range.rows(), range.cols());
-    auto step = std::make_unique<Step>();
-    step->what = absl::StrCat("tensor ", view.tensor);
-    QUERN_ASSIGN_OR_RETURN(step->buffer, context_.engine().AcquireInput(BufferFor(offset, size)));
-    std::byte* const buffer = step->buffer.data();
-    step->reads.push_back({view.file, offset, size, buffer, nullptr});
-    step->holds = encoded_;
-    step->compute = [self = shared_from_this(), view = &view, range, buffer](Step::Done done) {
-      const quant::Scheme& scheme = self->layout_->scheme();
-      std::unique_ptr<quant::Statistics> statistics;
-      {
-        MutexLock lock(&self->mutex_);
-        if (!self->partial_.empty()) {
-          statistics = std::move(self->partial_.back());
-          self->partial_.pop_back();
-        }
+absl::Status ModuleWriter::StartComputed() {
+  auto step = std::make_unique<Step>();
+  step->what = absl::StrCat("module of tensor ", reader_->tensor());
+  step->awaits = awaits_;
+  step->holds = encoded_;
+  step->compute = [self = shared_from_this()](Step::Done done) {
+    absl::StatusOr<std::vector<std::string>> computed = self->layout_->ComputedRegions(self->statistics(), self->inputs_->Get());
+    if (!computed.ok()) {
+      done(self->Explain(computed.status()));
+      return;
+    }
+    self->computed_ = *std::move(computed);
+    if (self->place_ == SidePlace::kWindow) {
+      for (size_t i = 0; i < self->computed_.size(); ++i) {
+        const RegionPlace& place = self->layout_->regions()[i];
+        if (!place.computed()) continue;
+        memcpy(self->context_.output().At(place.offset()), self->computed_[i].data(), place.size());
+        self->context_.output().Complete(place.offset(), place.size());
       }
-      if (statistics == nullptr) statistics = scheme.NewStatistics(self->view_.shape);
-      absl::Status status = scheme.Observe(TileIn(*view, buffer, range.row_begin, range.row_end, range.col_begin, range.col_end),
-                                           quant::ModuleInputs(), *statistics);
-      {
-        MutexLock lock(&self->mutex_);
-        self->partial_.push_back(std::move(statistics));
-      }
-      done(self->Explain(status));
-    };
-    return context_.engine().Start(std::move(step));
-  });
+    }
+    done(absl::OkStatus());
+  };
+  return context_.engine().Start(std::move(step));
 }
 
-absl::Status ModuleWriter::StartTile(const TileRange& range, const std::shared_ptr<Strand>& strand, const std::shared_ptr<Block>& block) {
-  const uint64_t offset = view_.OffsetOf(range.row_begin, range.col_begin);
-  const uint64_t size = view_.SpanBytes(range.rows(), range.cols());
-  const uint64_t read_size = BufferFor(offset, size);
+absl::Status ModuleWriter::StartTile(WeightFeed& feed, const TileRange& range, const std::shared_ptr<Strand>& strand,
+                                     const std::shared_ptr<Block>& block) {
   if (place_ != SidePlace::kWindow && streams_) {
     QUERN_RETURN_IF_ERROR(
         context_.Reserve(layout_->regions().front().TileBytes(range.row_begin, range.row_end, range.col_begin, range.col_end)));
   }
-  auto step = std::make_unique<Step>();
-  step->what = absl::StrCat("tensor ", view_.tensor);
-  QUERN_ASSIGN_OR_RETURN(step->buffer, context_.engine().AcquireInput(read_size + ScratchBytes(range)));
-  std::byte* const buffer = step->buffer.data();
-  std::byte* const scratch = buffer + read_size;
-  step->reads.push_back({view_.file, offset, size, buffer, nullptr});
-  step->holds = encoded_;
-  step->strand = strand;
-  if (block == nullptr) {
-    step->compute = [self = shared_from_this(), range, buffer, scratch](Step::Done done) {
-      self->EncodeBand(range, buffer, scratch, std::move(done));
-    };
-  } else {
-    step->compute = [self = shared_from_this(), range, buffer, scratch, block](Step::Done done) {
-      self->EncodeSegment(range, buffer, scratch, block, std::move(done));
-    };
-  }
-  return context_.engine().Start(std::move(step));
+  WeightFeed::Work work;
+  work.extra = ScratchBytes(range);
+  work.holds = encoded_;
+  work.strand = strand;
+  work.compute = [self = shared_from_this(), range, block](const std::shared_ptr<const SourceTile>& tile, std::byte* scratch,
+                                                           Step::Done done) {
+    if (block == nullptr) {
+      self->EncodeBand(range, tile, scratch, std::move(done));
+    } else {
+      self->EncodeSegment(range, *tile, scratch, block, std::move(done));
+    }
+  };
+  return feed.Start(range, std::move(work));
 }
 
-void ModuleWriter::EncodeBand(const TileRange& range, std::byte* buffer, std::byte* scratch, Step::Done done) {
-  const quant::Tile whole = TileIn(view_, buffer, range.row_begin, range.row_end, 0, view_.shape.cols);
+void ModuleWriter::EncodeBand(const TileRange& range, const std::shared_ptr<const SourceTile>& tile, std::byte* scratch, Step::Done done) {
   if (absl::Status status = LoadScratch(range, scratch); !status.ok()) {
     done(status);
     return;
   }
   auto band = std::make_shared<Band>();
   band->writer = shared_from_this();
+  band->tile = tile;
   band->range = range;
   band->scratch = scratch;
   band->done = std::move(done);
   band->rows.resize(range.rows());
-  const int64_t part_rows = CacheRows(view_);
+  const int64_t part_rows = part_rows_;
   {
     MutexLock lock(&band->mutex);
     band->pending = (range.rows() + part_rows - 1) / part_rows;
@@ -244,25 +240,28 @@ void ModuleWriter::EncodeBand(const TileRange& range, std::byte* buffer, std::by
     const int64_t row_end = std::min(row + part_rows, range.row_end);
     quant::EncodeBackend::Request request;
     request.scheme = &layout_->scheme();
-    request.tile = whole;
-    request.tile.row_begin = row;
-    request.tile.row_end = row_end;
-    request.tile.data = whole.data + (row - range.row_begin) * whole.row_stride;
-    request.statistics = statistics_.get();
+    const absl::StatusOr<quant::Tile> rows = tile->Rows(row, row_end);
+    if (!rows.ok()) {
+      band->PartEnded(rows.status());
+      continue;
+    }
+    request.tile = *rows;
+    request.inputs = inputs_->Get();
+    request.statistics = statistics();
     request.nonfinite = layout_->nonfinite();
     // Digested just before it is encoded, so that it is read from memory once.
     RowResult* const results = band->rows.data() + (row - range.row_begin);
     for (int64_t i = 0; i < row_end - row; ++i) {
-      results[i].digest = Xxh3Of(request.tile.data + i * whole.row_stride, view_.row_bytes());
+      results[i].digest = Xxh3Of(request.tile.data + i * request.tile.row_stride, static_cast<size_t>(reader_->row_bytes()));
     }
     auto part = std::make_shared<Band::Part>();
-    const TileRange part_range{row, row_end, 0, view_.shape.cols};
+    const TileRange part_range{row, row_end, 0, reader_->shape().cols};
     part->buffers = Buffers(part_range, range, scratch);
     if (place_ != SidePlace::kSpill) {
       for (size_t i = 0; i < part->buffers.size(); ++i) {
         const RegionPlace& place = layout_->regions()[i];
         if (place.region().accumulates && !(place_ == SidePlace::kHeld && IsSide(i))) {
-          memset(part->buffers[i].data, 0, place.TileBytes(row, row_end, 0, view_.shape.cols));
+          memset(part->buffers[i].data, 0, place.TileBytes(row, row_end, 0, reader_->shape().cols));
         }
       }
     }
@@ -276,18 +275,24 @@ void ModuleWriter::EncodeBand(const TileRange& range, std::byte* buffer, std::by
   }
 }
 
-void ModuleWriter::EncodeSegment(const TileRange& range, std::byte* buffer, std::byte* scratch, const std::shared_ptr<Block>& block,
+void ModuleWriter::EncodeSegment(const TileRange& range, const SourceTile& tile, std::byte* scratch, const std::shared_ptr<Block>& block,
                                  Step::Done done) {
+  const absl::StatusOr<quant::Tile> segment = tile.Rows(range.row_begin, range.row_end);
+  if (!segment.ok()) {
+    done(Explain(segment.status()));
+    return;
+  }
   quant::EncodeBackend::Request request;
   request.scheme = &layout_->scheme();
-  request.tile = TileIn(view_, buffer, range.row_begin, range.row_end, range.col_begin, range.col_end);
-  request.statistics = statistics_.get();
+  request.tile = *segment;
+  request.inputs = inputs_->Get();
+  request.statistics = statistics();
   request.nonfinite = layout_->nonfinite();
   if (range.col_begin == 0) {
     block->digest.Reset();
     block->error = quant::RowError();
   }
-  block->digest.Update(request.tile.data, static_cast<size_t>(range.cols() * view_.element_size));
+  block->digest.Update(request.tile.data, static_cast<size_t>(range.cols() * reader_->element_size()));
   if (absl::Status status = LoadScratch(range, scratch); !status.ok()) {
     done(status);
     return;
@@ -298,7 +303,7 @@ void ModuleWriter::EncodeSegment(const TileRange& range, std::byte* buffer, std:
   quant::EncodeBackend::Cpu()->Submit(request, [self = shared_from_this(), range, scratch, block, done](absl::Status status) {
     if (status.ok()) status = self->StoreScratch(range, scratch);
     if (status.ok()) {
-      if (range.col_end == self->view_.shape.cols) {
+      if (range.col_end == self->shape().cols) {
         RowResult row;
         row.Set(block->error);
         row.digest = block->digest.Digest64();
@@ -311,7 +316,7 @@ void ModuleWriter::EncodeSegment(const TileRange& range, std::byte* buffer, std:
           self->context_.output().Complete(first.offset() + range.row_begin * first.bytes_per_row() + bytes.begin, bytes.size());
         }
       } else if (range.block_ends) {
-        self->CompleteRows(RoundDown(range.row_begin, Tiling::kBlockRows), range.row_end);
+        self->CompleteRows(RoundDown(range.row_begin, self->tiling_.block_rows), range.row_end);
       }
     }
     done(self->Explain(status));
@@ -322,7 +327,7 @@ std::vector<quant::RegionBuffer> ModuleWriter::Buffers(const TileRange& range, c
   std::vector<quant::RegionBuffer> buffers(layout_->regions().size());
   for (size_t i = 0; i < buffers.size(); ++i) {
     const RegionPlace& place = layout_->regions()[i];
-    if (place.constant()) continue;
+    if (!place.has_rows()) continue;
     const Run rows = place.Rows(range.row_begin, range.row_end);
     const Run bytes = place.Columns(range.col_begin, range.col_end);
     const uint64_t at = rows.begin * place.bytes_per_row() + bytes.begin;
@@ -349,7 +354,7 @@ uint64_t ModuleWriter::ScratchBytes(const TileRange& range) const {
   if (place_ != SidePlace::kSpill) return 0;
   for (size_t i = 0; i < layout_->regions().size(); ++i) {
     const RegionPlace& place = layout_->regions()[i];
-    if (IsSide(i) && !place.constant()) {
+    if (IsSide(i) && place.has_rows()) {
       size += RoundUp(place.TileBytes(range.row_begin, range.row_end, range.col_begin, range.col_end), 64);
     }
   }
@@ -381,7 +386,7 @@ absl::Status ModuleWriter::StoreScratch(const TileRange& range, std::byte* scrat
   const std::vector<quant::RegionBuffer> buffers = Buffers(range, range, scratch);
   for (size_t i = 0; i < buffers.size(); ++i) {
     const RegionPlace& place = layout_->regions()[i];
-    if (!IsSide(i) || place.constant()) continue;
+    if (!IsSide(i) || !place.has_rows()) continue;
     const Run rows = place.Rows(range.row_begin, range.row_end);
     const uint64_t offset = side_offsets_[i] + rows.begin * place.bytes_per_row() + buffers[i].first_byte;
     if (buffers[i].row_stride == place.bytes_per_row()) {
@@ -399,7 +404,7 @@ absl::Status ModuleWriter::StoreScratch(const TileRange& range, std::byte* scrat
 void ModuleWriter::CompleteRows(int64_t begin, int64_t end) {
   for (size_t i = 0; i < layout_->regions().size(); ++i) {
     const RegionPlace& place = layout_->regions()[i];
-    if (place.constant() || (place_ != SidePlace::kWindow && IsSide(i))) continue;
+    if (!place.has_rows() || (place_ != SidePlace::kWindow && IsSide(i))) continue;
     const Run rows = place.Rows(begin, end);
     context_.output().Complete(place.offset() + rows.begin * place.bytes_per_row(), rows.size() * place.bytes_per_row());
   }
@@ -421,12 +426,14 @@ absl::Status ModuleWriter::FlushSides() {
         continue;
       }
       auto step = std::make_unique<Step>();
-      step->what = absl::StrCat("module of tensor ", view_.tensor);
-      step->awaits = encoded_;
+      step->what = absl::StrCat("module of tensor ", reader_->tensor());
+      step->awaits.push_back(encoded_);
       step->compute = [self = shared_from_this(), i, at, size, to](Step::Done done) {
         absl::Status status;
         const uint64_t from = self->side_offsets_[i] + at;
-        if (self->place_ == SidePlace::kHeld) {
+        if (self->layout_->regions()[i].computed()) {
+          memcpy(to, self->computed_[i].data() + at, size);
+        } else if (self->place_ == SidePlace::kHeld) {
           memcpy(to, self->held_.data() + from, size);
         } else {
           status = self->spill_->Read(from, to, size);
@@ -440,6 +447,6 @@ absl::Status ModuleWriter::FlushSides() {
   return absl::OkStatus();
 }
 
-absl::Status ModuleWriter::Explain(const absl::Status& status) const { return Annotate(status, view_.file->path); }
+absl::Status ModuleWriter::Explain(const absl::Status& status) const { return Annotate(status, reader_->path()); }
 
 }  // namespace quern::worker

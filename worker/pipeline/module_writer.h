@@ -1,4 +1,5 @@
-// Quantizes one module's weight into the output file.
+// Quantizes one module's weight into the output file: its inputs and the statistics of its set first where the scheme needs them, then tile
+// by tile.
 //
 // The first region is streamed: its bytes stand in the output window from the start. Where the others (side tensors) wait for their turn
 // depends on the size of the module: in the window itself, which then holds the whole module; else in the pool's held part; else in a spill
@@ -18,38 +19,50 @@
 #include "worker/io/buffer_pool.h"
 #include "worker/io/spill_file.h"
 #include "worker/pipeline/engine.h"
+#include "worker/pipeline/module_inputs.h"
 #include "worker/pipeline/module_layout.h"
 #include "worker/pipeline/row_fold.h"
+#include "worker/pipeline/statistics_sets.h"
 #include "worker/pipeline/task_context.h"
+#include "worker/pipeline/tiling.h"
+#include "worker/pipeline/weight_feed.h"
+#include "worker/pipeline/weight_reader.h"
 
 namespace quern::worker {
 
 class ModuleWriter : public std::enable_shared_from_this<ModuleWriter> {
  public:
-  static absl::StatusOr<std::shared_ptr<ModuleWriter>> Create(TaskContext* context, const quern::v1::QuantizeUnit& unit);
+  // `sets` is that of the task and outlives the writer; `unit`, too.
+  static absl::StatusOr<std::shared_ptr<ModuleWriter>> Create(TaskContext* context, StatisticsSets* sets,
+                                                              const quern::v1::QuantizeUnit& unit);
 
   // Starts all steps of the module. By the task's thread. The steps keep the writer alive.
   absl::Status Start();
   // Complete once all steps have ended.
   std::shared_ptr<const RowFold> fold() const { return fold_; }
-  const WeightView& view() const { return view_; }
+  quant::Shape2D shape() const { return reader_->shape(); }
 
  private:
   enum class SidePlace { kWindow, kHeld, kSpill };
   struct Block;  // what segments of a block pass on
   struct Band;   // a band while it is encoded
 
-  explicit ModuleWriter(TaskContext* context) : context_(*context) {}
+  ModuleWriter(TaskContext* context, StatisticsSets* sets, const quern::v1::QuantizeUnit& unit)
+      : context_(*context), sets_(*sets), unit_(unit) {}
   bool IsSide(size_t region) const { return region > 0 || !streams_; }
-  absl::StatusOr<Tiling> ChooseTiling() const;
-  absl::Status ChoosePlace();
-  absl::Status ObserveAll();
-  absl::Status ObserveView(const WeightView& view, const Tiling& tiling);
-  absl::Status StartTile(const TileRange& range, const std::shared_ptr<Strand>& strand, const std::shared_ptr<Block>& block);
+  absl::StatusOr<Tiling> ChooseTiling(WeightFeed& feed) const;
+  absl::Status ChoosePlace(WeightFeed& feed);
+  absl::Status StartObserving();
+  absl::Status ReserveSides();
+  absl::Status StartComputed();
+  absl::Status StartTile(WeightFeed& feed, const TileRange& range, const std::shared_ptr<Strand>& strand,
+                         const std::shared_ptr<Block>& block);
   absl::Status FlushSides();
 
-  void EncodeBand(const TileRange& range, std::byte* buffer, std::byte* scratch, Step::Done done);
-  void EncodeSegment(const TileRange& range, std::byte* buffer, std::byte* scratch, const std::shared_ptr<Block>& block, Step::Done done);
+  void EncodeBand(const TileRange& range, const std::shared_ptr<const SourceTile>& tile, std::byte* scratch, Step::Done done);
+  void EncodeSegment(const TileRange& range, const SourceTile& tile, std::byte* scratch, const std::shared_ptr<Block>& block,
+                     Step::Done done);
+  const quant::Statistics* statistics() const { return pass_.statistics == nullptr ? nullptr : pass_.statistics->Get(); }
   // Where the tile's part of each region goes. `scratch` holds the spilled parts of `whole`, of which `range` is some rows.
   std::vector<quant::RegionBuffer> Buffers(const TileRange& range, const TileRange& whole, std::byte* scratch) const;
   uint64_t ScratchBytes(const TileRange& range) const;
@@ -60,10 +73,15 @@ class ModuleWriter : public std::enable_shared_from_this<ModuleWriter> {
   absl::Status Explain(const absl::Status& status) const;
 
   TaskContext& context_;
-  WeightView view_;
-  std::vector<WeightView> statistics_set_;
+  StatisticsSets& sets_;
+  const quern::v1::QuantizeUnit& unit_;
+  std::shared_ptr<WeightReader> reader_;
   absl::StatusOr<ModuleLayout> layout_ = absl::InternalError("not made");
+  std::shared_ptr<const LoadedInputs> inputs_;
+  StatisticsSets::Pass pass_;                  // without statistics where none are needed
+  std::vector<std::shared_ptr<Gate>> awaits_;  // of every step that encodes: inputs and statistics
   Tiling tiling_;
+  int64_t part_rows_ = 0;  // of a band, that are encoded at once
   bool streams_ = true;
   SidePlace place_ = SidePlace::kWindow;
   std::vector<uint64_t> side_offsets_;  // of each region in the held buffer or the spill file
@@ -72,10 +90,7 @@ class ModuleWriter : public std::enable_shared_from_this<ModuleWriter> {
   std::unique_ptr<SpillFile> spill_;
   std::shared_ptr<Gate> encoded_ = std::make_shared<Gate>();
   std::shared_ptr<RowFold> fold_ = std::make_shared<RowFold>();
-
-  Mutex mutex_;
-  std::vector<std::unique_ptr<quant::Statistics>> partial_ QUERN_GUARDED_BY(mutex_);  // of the statistics pass, one a thread
-  std::unique_ptr<quant::Statistics> statistics_;                                     // set between the passes, then only read
+  std::vector<std::string> computed_;  // by region; written by the step that computes them
 };
 
 }  // namespace quern::worker

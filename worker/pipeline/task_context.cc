@@ -5,11 +5,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
+#include "base/dtype.h"
 #include "base/status_macros.h"
 #include "base/task_memory.h"
 #include "quant/scheme.h"
@@ -53,6 +55,54 @@ absl::Status CheckHeader(const quern::v1::SourceFile& file, const SourceHandle& 
   return absl::OkStatus();
 }
 
+// Whether a view is likely to be gathered: its elements do not follow each other, or its rows are far apart.
+bool Gathers(const quern::v1::TensorView& view, int64_t element_size) {
+  return view.decode_scheme().empty() &&
+         (view.col_stride() != element_size || view.row_stride() / 2 / element_size > static_cast<int64_t>(view.cols()));
+}
+
+// Which parts of the pool the units of a task use. Units that are not valid need nothing: they are refused when their turn comes.
+class NeedsOfUnits {
+ public:
+  void Add(const quern::v1::QuantizeUnit& unit) {
+    const absl::StatusOr<DType> dtype = ParseDType(unit.weight().dtype());
+    if (!dtype.ok()) return;
+    for (const quern::v1::TensorView& view : unit.statistics_set()) needs_.slabs |= Gathers(view, BytesPerElement(*dtype));
+    needs_.slabs |= Gathers(unit.weight(), BytesPerElement(*dtype));
+    const quant::Scheme* const scheme = Find(unit.scheme());
+    if (scheme == nullptr) return;
+    const auto rows = static_cast<int64_t>(std::min<uint64_t>(unit.weight().rows(), INT64_MAX));
+    const auto cols = static_cast<int64_t>(std::min<uint64_t>(unit.weight().cols(), INT64_MAX));
+    needs_.sets |= scheme->NeedsStatistics({rows, cols}, {std::min(rows, scheme->RowMultiple()), cols});
+  }
+  PoolLayout::Needs needs() const { return needs_; }
+
+ private:
+  const quant::Scheme* Find(const std::string& text) {
+    const auto [entry, added] = schemes_.try_emplace(text, nullptr);
+    if (!added) return entry->second;
+    const absl::StatusOr<quant::SchemeSpec> spec = quant::SchemeSpec::Parse(text);
+    if (spec.ok()) entry->second = quant::Scheme::For(*spec).value_or(nullptr);
+    return entry->second;
+  }
+
+  PoolLayout::Needs needs_;
+  std::map<std::string, const quant::Scheme*> schemes_;
+};
+
+PoolLayout::Needs NeedsOf(const quern::v1::TaskSpec& spec) {
+  NeedsOfUnits of_units;
+  for (const quern::v1::ShardUnit& unit : spec.write_shard().units()) {
+    if (unit.has_quantize()) of_units.Add(unit.quantize());
+  }
+  for (const quern::v1::CompareUnit& unit : spec.compare_shard().units()) {
+    if (unit.has_quantize()) of_units.Add(unit.quantize());
+  }
+  PoolLayout::Needs needs = of_units.needs();
+  needs.output = spec.has_write_shard();
+  return needs;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TaskContext>> TaskContext::Create(const quern::v1::TaskSpec& spec, const TaskOptions& options,
@@ -82,10 +132,12 @@ absl::Status TaskContext::Start() {
     QUERN_RETURN_IF_ERROR(CheckHeader(file, handle));
     sources_.push_back(std::move(handle));
   }
-  QUERN_ASSIGN_OR_RETURN(pool_, BufferPool::Create(PoolLayout::For(options_.memory, spec_.has_write_shard())));
+  QUERN_ASSIGN_OR_RETURN(pool_, BufferPool::Create(PoolLayout::For(options_.memory, NeedsOf(spec_))));
   const PoolLayout& layout = pool_->layout();
   input_ = std::make_unique<BufferRing>(pool_->input(), layout.input);
   held_ = std::make_unique<BufferRing>(pool_->held(), layout.held);
+  slabs_ = std::make_unique<BufferRing>(pool_->slabs(), layout.slabs);
+  sets_ = std::make_unique<BufferRing>(pool_->sets(), layout.sets);
   // Pinning touches every page: only where the task would, too. Without it operations pin as they go.
   if (uring_ != nullptr && spec_.bytes_to_read() + spec_.bytes_to_write() > 4 * layout.total()) {
     if (spec_.bytes_to_read() > layout.input) uring_->Register(pool_->input(), layout.input);

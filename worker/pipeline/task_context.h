@@ -41,6 +41,8 @@ class TaskContext {
   Engine& engine() { return *engine_; }
   OutputFile& output() { return *output_; }
   BufferRing& held() { return *held_; }
+  BufferRing& slabs() { return *slabs_; }
+  BufferRing& sets() { return *sets_; }
   const PoolLayout& layout() const { return pool_->layout(); }
   const TaskOptions& options() const { return options_; }
 
@@ -61,6 +63,8 @@ class TaskContext {
   std::unique_ptr<BufferPool> pool_;
   std::unique_ptr<BufferRing> input_;
   std::unique_ptr<BufferRing> held_;
+  std::unique_ptr<BufferRing> slabs_;
+  std::unique_ptr<BufferRing> sets_;
   std::vector<SourceHandle> sources_;
   std::unique_ptr<SourceReader> reader_;
   std::unique_ptr<Engine> engine_;

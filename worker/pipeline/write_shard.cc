@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "base/status_macros.h"
 #include "worker/pipeline/generate.h"
 #include "worker/pipeline/module_writer.h"
+#include "worker/pipeline/statistics_sets.h"
 #include "worker/pipeline/task_context.h"
 #include "worker/pipeline/view_digest.h"
 
@@ -38,6 +40,11 @@ class ShardWriter {
     QUERN_RETURN_IF_ERROR(CheckLayout(work));
     QUERN_RETURN_IF_ERROR(context_.CreateOutput(work.file_size()));
     QUERN_RETURN_IF_ERROR(PutHeader(work.header()));
+    std::vector<const quern::v1::QuantizeUnit*> quantized;
+    for (const quern::v1::ShardUnit& unit : work.units()) {
+      if (unit.has_quantize()) quantized.push_back(&unit.quantize());
+    }
+    sets_.emplace(&context_, quantized);
     for (const quern::v1::ShardUnit& unit : work.units()) {
       switch (unit.kind_case()) {
         case quern::v1::ShardUnit::kCopy:
@@ -147,9 +154,9 @@ class ShardWriter {
   }
 
   absl::Status Quantize(const quern::v1::QuantizeUnit& unit) {
-    QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<ModuleWriter> writer, ModuleWriter::Create(&context_, unit));
+    QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<ModuleWriter> writer, ModuleWriter::Create(&context_, &*sets_, unit));
     tensors_ += unit.outputs_size();
-    const quant::Shape2D shape = writer->view().shape;
+    const quant::Shape2D shape = writer->shape();
     reports_.push_back([fold = writer->fold(), &unit, shape](quern::v1::TaskResult* result) {
       quern::v1::ModuleError* error = result->add_errors();
       *error = fold->Error();
@@ -185,6 +192,7 @@ class ShardWriter {
   }
 
   TaskContext& context_;
+  std::optional<StatisticsSets> sets_;
   uint64_t tensors_ = 0;
   std::vector<std::function<void(quern::v1::TaskResult*)>> reports_;  // in the order of the units
 };
