@@ -101,7 +101,7 @@ TEST(SchemeSpecTest, UnsupportedSpecsSayWhy) {
     change(spec);
     return CheckSupported(spec);
   };
-  EXPECT_THAT(why([](SchemeSpec& s) { s.type = NumberType::kFloat; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("integer")));
+  EXPECT_THAT(why([](SchemeSpec& s) { s.type = NumberType::kFloat; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("MX")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.activations = Activations::kMxfp4; }),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("int8_token or fp8_token")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.scale = ScaleType::kF32; }),
