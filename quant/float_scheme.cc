@@ -22,15 +22,19 @@ int64_t Blocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
 // Largest magnitudes: of everything that was observed, and of each row or block where the scheme has a scale for it.
 class AmaxStatistics : public Statistics {
  public:
-  AmaxStatistics(int64_t rows, int64_t columns) : columns(columns), parts(static_cast<size_t>(rows * columns)) {}
+  AmaxStatistics(Shape2D weight, int64_t rows, int64_t columns)
+      : weight(weight), columns(columns), parts(static_cast<size_t>(rows * columns)) {}
 
   void Merge(const Statistics& other) override {
     const auto& from = static_cast<const AmaxStatistics&>(other);
     amax = std::max(amax, from.amax);
     for (size_t i = 0; i < parts.size() && i < from.parts.size(); ++i) parts[i] = std::max(parts[i], from.parts[i]);
+    if (sums != nullptr && from.sums != nullptr) sums->Add(*from.sums);
   }
 
   float amax = 0;
+  std::unique_ptr<scalar::GlobalScaleSums> sums;  // where the global scale is searched for
+  Shape2D weight;
   int64_t columns;           // parts of a row of parts
   std::vector<float> parts;  // rows, or blocks row by row
 };
@@ -100,7 +104,12 @@ absl::Status CheckFloatScheme(const SchemeSpec& spec) {
   const bool modelopt = spec.convention == Convention::kModelOpt;
   const auto one_of = [](auto value, auto... values) { return ((value == values) || ...); };
   if (!spec.symmetric) return unsupported("floats are symmetric");
-  if (spec.observer != Observer::kMinMax) return unsupported("the only observer is minmax");
+  if (spec.observer == Observer::kSweep && spec.strategy != Strategy::kTensorGroup) {
+    return unsupported("the sweep over block scales is for NVFP4");
+  }
+  if (spec.observer != Observer::kMinMax && spec.strategy != Strategy::kTensorGroup && spec.strategy != Strategy::kChannel) {
+    return unsupported("observers other than minmax are for NVFP4, and for FP8 with a scale for each channel");
+  }
   if (spec.num_bits != 4 && spec.num_bits != 8) return unsupported("floats have 4 or 8 bits");
   switch (spec.strategy) {
     case Strategy::kTensorGroup:
@@ -272,9 +281,11 @@ bool FloatScheme::NeedsStatistics(Shape2D weight, Shape2D tile) const {
 }
 
 std::unique_ptr<Statistics> FloatScheme::NewStatistics(Shape2D weight) const {
-  if (spec_.strategy == Strategy::kChannel) return std::make_unique<AmaxStatistics>(weight.rows, 1);
-  if (spec_.strategy == Strategy::kBlock) return std::make_unique<AmaxStatistics>(Blocks(weight.rows), Blocks(weight.cols));
-  return std::make_unique<AmaxStatistics>(0, 0);
+  if (spec_.strategy == Strategy::kChannel) return std::make_unique<AmaxStatistics>(weight, weight.rows, 1);
+  if (spec_.strategy == Strategy::kBlock) return std::make_unique<AmaxStatistics>(weight, Blocks(weight.rows), Blocks(weight.cols));
+  auto statistics = std::make_unique<AmaxStatistics>(weight, 0, 0);
+  if (SearchesGlobalScale()) statistics->sums = std::make_unique<scalar::GlobalScaleSums>();
+  return statistics;
 }
 
 template <class Function>
@@ -303,6 +314,13 @@ absl::Status FloatScheme::Observe(const Tile& tile, const ModuleInputs&, Statist
   work.group = spec_.strategy == Strategy::kBlock ? kBlock : tile.cols();
   work.elements = reinterpret_cast<const unsigned char*>(tile.data);
   work.element_stride = tile.row_stride;
+  if (Searches() && spec_.strategy == Strategy::kChannel) return WholeRowsStatus(spec_, tile.dtype, into.weight.cols);
+  if (into.sums != nullptr) {
+    FloatTile blocks = work;
+    blocks.format = FormatOf(tile.dtype);
+    blocks.group = spec_.group_size;
+    ObserveGlobalScale(blocks, *into.sums);
+  }
   return ForEachBand(tile, work, [&](int64_t row, const FloatTile& band) -> absl::Status {
     switch (spec_.strategy) {
       case Strategy::kChannel:
@@ -323,6 +341,15 @@ absl::Status FloatScheme::Observe(const Tile& tile, const ModuleInputs&, Statist
   });
 }
 
+float FloatScheme::GlobalScaleOf(DType dtype, const Statistics& statistics) const {
+  const auto& observed = static_cast<const AmaxStatistics&>(statistics);
+  if (is_modelopt()) return scalar::ModelOptNvfp4Scale2(observed.amax);
+  const float searched = observed.sums == nullptr ? 0 : observed.sums->Best();
+  if (searched != 0) return searched;
+  const bool precise = spec_.numerics == Numerics::kPrecise;
+  return WithDType(dtype, [&](auto d) { return scalar::Nvfp4GlobalScale<decltype(d)>(observed.amax, precise); });
+}
+
 absl::StatusOr<std::vector<std::string>> FloatScheme::ComputedRegions(DType dtype, Shape2D, const Statistics* statistics,
                                                                       const ModuleInputs& inputs) const {
   std::vector<std::string> regions;
@@ -331,12 +358,9 @@ absl::StatusOr<std::vector<std::string>> FloatScheme::ComputedRegions(DType dtyp
       return absl::InternalError(absl::StrCat("scheme \"", spec_.ToString(), "\" needs statistics for its scale"));
     }
     const float amax = static_cast<const AmaxStatistics*>(statistics)->amax;
-    const bool precise = spec_.numerics == Numerics::kPrecise;
     regions.emplace_back();
     if (is_nvfp4()) {
-      AppendFloat(regions.back(), DType::kF32, is_modelopt() ? scalar::ModelOptNvfp4Scale2(amax) : WithDType(dtype, [&](auto d) {
-                    return scalar::Nvfp4GlobalScale<decltype(d)>(amax, precise);
-                  }));
+      AppendFloat(regions.back(), DType::kF32, GlobalScaleOf(dtype, *statistics));
     } else if (is_modelopt()) {
       AppendFloat(regions.back(), DType::kF32, scalar::ModelOptFp8Scale(amax));
     } else {
@@ -394,7 +418,7 @@ absl::StatusOr<FloatTile> FloatScheme::Resolve(const Tile& tile, absl::Span<cons
   return work;
 }
 
-absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs&, const Statistics* statistics, NonfinitePolicy nonfinite,
+absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs& inputs, const Statistics* statistics, NonfinitePolicy nonfinite,
                                  absl::Span<const RegionBuffer> regions, absl::Span<RowError> errors) const {
   QUERN_RETURN_IF_ERROR(CheckTile(tile, RowMultiple(), ColumnMultiple()));
   if (is_fp8() && spec_.scale == ScaleType::kE8m0) {
@@ -410,10 +434,13 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs&, const St
   if (observed == nullptr && (is_nvfp4() || spec_.strategy == Strategy::kTensor || (per_part && tile.col_begin != 0))) {
     return absl::InternalError(absl::StrCat("scheme \"", spec_.ToString(), "\" needs statistics for this tile"));
   }
-  if (is_nvfp4()) {
-    work.set_scale = is_modelopt() ? scalar::ModelOptNvfp4Scale2(observed->amax) : WithDType(tile.dtype, [&](auto d) {
-      return scalar::Nvfp4GlobalScale<decltype(d)>(observed->amax, work.format.precise);
-    });
+  if (observed != nullptr && Searches() && per_part) {
+    return absl::InternalError(absl::StrCat("scheme \"", spec_.ToString(), "\" takes no statistics"));
+  }
+  if (is_nvfp4()) work.set_scale = GlobalScaleOf(tile.dtype, *statistics);
+  scalar::RangeSearch search;
+  if (Searches()) {
+    QUERN_ASSIGN_OR_RETURN(search, SearchOf(spec_.observer, tile, inputs));
   }
   const DType scale_dtype = ScaleDType(tile.dtype);
   const int64_t scale_bytes = BytesPerElement(scale_dtype);
@@ -439,6 +466,29 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs&, const St
       } else {
         ObserveAmax(band, amax.data(), block ? 0 : 1);
       }
+      for (int64_t i = 0; Searches() && i < count; ++i) {
+        // The largest magnitude that leaves the least error, of those that are shrunk.
+        FloatTile part = band;
+        part.elements += i * band.element_stride;
+        float& largest = amax[static_cast<size_t>(i)];
+        const auto shrunk = [&](int candidate) {
+          const float magnitude = largest * search.Shrink(candidate);
+          return work.format.precise ? magnitude : Rounded(tile.dtype, magnitude);
+        };
+        FloatScale candidates[scalar::kShrinkCandidates];
+        for (int candidate = 0; candidate < scalar::kShrinkCandidates; ++candidate) candidates[candidate] = given(shrunk(candidate));
+        double sums[scalar::kShrinkCandidates];
+        ErrorsOfScales(part, search, candidates, scalar::kShrinkCandidates, scalar::DifferenceFactor(candidates[0].divisor), sums);
+        int best = 0;
+        double least = static_cast<double>(scalar::FloatOf(0x7F800000));
+        for (int candidate = 0; candidate < scalar::kShrinkCandidates; ++candidate) {
+          if (sums[candidate] < least) {
+            least = sums[candidate];
+            best = candidate;
+          }
+        }
+        largest = shrunk(best);
+      }
       for (int64_t i = 0; i < count; ++i) {
         scales.push_back(given(amax[static_cast<size_t>(i)]));
         std::string bytes;
@@ -456,6 +506,10 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs&, const St
     FloatOptions options;
     options.replace_nonfinite = nonfinite == NonfinitePolicy::kClamp;
     options.errors = errors.data() + (row - tile.row_begin);
+    if (Searches() && is_nvfp4()) {
+      SearchFloatScales(band, search);
+      options.scales_chosen = true;
+    }
     scalar::Problem problem = EncodeFloats(band, options);
     problem.row += row - tile.row_begin;
     return ProblemStatus(problem, tile, work.group);

@@ -36,6 +36,7 @@ class FloatScheme : public Scheme {
   double EffectiveBits(DType dtype, Shape2D shape) const override;
   bool SharesSetScale() const override;
   bool NeedsActivationAmax() const override;
+  bool NeedsImportance() const override { return spec_.observer == Observer::kImportance; }
   bool NeedsStatistics(Shape2D weight, Shape2D tile) const override;
   std::unique_ptr<Statistics> NewStatistics(Shape2D weight) const override;
   absl::Status Observe(const Tile& tile, const ModuleInputs& inputs, Statistics& statistics) const override;
@@ -52,6 +53,11 @@ class FloatScheme : public Scheme {
   scalar::FloatFormat FormatOf(DType dtype) const;
   DType ScaleDType(DType weight) const;
   size_t RegionCount() const;
+  bool Searches() const { return spec_.observer != Observer::kMinMax; }
+  // Whether the global scale is searched for too.
+  bool SearchesGlobalScale() const { return is_nvfp4() && !is_modelopt() && spec_.observer == Observer::kMse; }
+  // The global scale of NVFP4 by what was observed.
+  float GlobalScaleOf(DType dtype, const Statistics& statistics) const;
   // The tile with the addresses of what every row has of its own. `tile.data` may be null.
   absl::StatusOr<FloatTile> Resolve(const Tile& tile, absl::Span<const RegionBuffer> regions) const;
   // Calls `function` with parts of the tile whose rows have the same `given` scales or one each: blocks of rows, or the whole tile.

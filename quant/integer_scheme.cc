@@ -35,17 +35,6 @@ class Ranges : public Statistics {
 // Rows whose ranges are searched before they are encoded: zero points of so many fill whole words.
 constexpr int64_t kSearchRows = 32;
 
-absl::StatusOr<scalar::RangeSearch> SearchOf(Observer observer, const Tile& tile, const ModuleInputs& inputs) {
-  scalar::RangeSearch search;
-  if (observer == Observer::kMse) return search;
-  search.norm = scalar::SearchNorm::kWeightedCube;
-  QUERN_ASSIGN_OR_RETURN(const float factor, ImportanceFactor(inputs.importance, tile.col_end));
-  if (factor == 0) return search;
-  search.importance = inputs.importance.data() + tile.col_begin;
-  search.importance_factor = factor;
-  return search;
-}
-
 }  // namespace
 
 IntegerScheme::IntegerScheme(const SchemeSpec& spec)
@@ -149,10 +138,7 @@ absl::Status IntegerScheme::Observe(const Tile& tile, const ModuleInputs&, Stati
   std::vector<scalar::Range>& ranges = static_cast<Ranges&>(statistics).ranges;
   QUERN_ASSIGN_OR_RETURN(IntegerTile work, ElementsOf(tile));
   if (Searches()) {
-    const int64_t columns = static_cast<Ranges&>(statistics).columns;
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "scheme \"", spec_.ToString(), "\" searches over whole rows: one of ", columns, " columns takes ",
-        columns * BytesPerElement(tile.dtype), " bytes, more than a tile of this memory budget; allow more memory, or choose groups"));
+    return WholeRowsStatus(spec_, tile.dtype, static_cast<Ranges&>(statistics).columns);
   }
   if (OfTensor() && ranges.size() == 1) {
     const int64_t rows = std::exchange(work.rows, 1);

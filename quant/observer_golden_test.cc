@@ -5,14 +5,18 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "quant/golden_file.h"
 #include "quant/scalar/float_formats.h"
+#include "quant/scalar/float_rtn.h"
 #include "quant/scheme.h"
 #include "quant/test_weight.h"
+#include "quant/tile_support.h"
 
 namespace quern::quant {
 namespace {
@@ -35,16 +39,41 @@ std::vector<T> ValuesOf(const GoldenTensor& tensor) {
   return values;
 }
 
-TEST(ObserverGoldenTest, NoGroupIsWorseThanTheReference) {
+std::vector<float> ImportanceOf(const GoldenFile& golden, const std::string& shape) {
+  return ValuesOf<float>(golden.Get("importance." + shape));
+}
+
+// The error of elements [begin, begin + count), in F64 with the observer's own norm; `importance` has one value a column.
+double ErrorOf(Observer observer, const TestWeight& weight, const std::string& decoded, int64_t begin, int64_t count,
+               const std::vector<float>& importance) {
+  double mean = 0, error = 0;
+  for (const float value : importance) mean += value / static_cast<double>(importance.size());
+  for (int64_t i = begin; i < begin + count; ++i) {
+    const double difference = std::fabs(ValueAt(weight.dtype, decoded, i) - ValueAt(weight.dtype, weight.bytes, i));
+    error += observer == Observer::kMse ? std::pow(difference, 2.4)
+                                        : difference * difference * difference * (importance[i % weight.shape.cols] / mean);
+  }
+  return error;
+}
+
+// Encodes and decodes.
+absl::StatusOr<std::string> Through(const SchemeSpec& spec, const TestWeight& weight, const std::vector<float>& importance,
+                                    EncodedWeight* encoded) {
+  QUERN_ASSIGN_OR_RETURN(const Scheme* scheme, Scheme::For(spec));
+  ModuleInputs inputs;
+  inputs.importance = importance;
+  QUERN_ASSIGN_OR_RETURN(*encoded, EncodeWeight(*scheme, weight, Tiling(), NonfinitePolicy::kFail, inputs));
+  return DecodeWeight(*scheme, weight, *encoded, Tiling());
+}
+
+TEST(ObserverGoldenTest, NoGroupOfIntegersIsWorseThanTheReference) {
   const GoldenFile weights("integer_rtn.safetensors"), golden("observers.safetensors");
   int cases = 0, better = 0, groups_in_all = 0;
   for (const char* dtype : {"bf16", "f16", "f32"}) {
     for (const char* shape : {"wide", "odd"}) {
       const std::string source = absl::StrCat(dtype, ".", shape);
       const TestWeight weight = weights.Weight(source + ".weight");
-      const std::vector<float> importance = ValuesOf<float>(golden.Get(absl::StrCat("importance.", shape)));
-      double mean = 0;
-      for (const float value : importance) mean += value / static_cast<double>(importance.size());
+      const std::vector<float> importance = ImportanceOf(golden, shape);
       for (const int bits : {2, 3, 4, 8}) {
         for (const bool symmetric : {true, false}) {
           for (const int64_t group_size : {32, 128, 0}) {
@@ -61,23 +90,12 @@ TEST(ObserverGoldenTest, NoGroupIsWorseThanTheReference) {
                                observer == Observer::kMse ? ".mse" : ".importance");
               SCOPED_TRACE(name);
               const std::vector<double> expected = ValuesOf<double>(golden.Get(name));
-              QUERN_ASSERT_OK_AND_ASSIGN(const Scheme* scheme, Scheme::For(spec));
-              ModuleInputs inputs;
-              inputs.importance = importance;
-              QUERN_ASSERT_OK_AND_ASSIGN(EncodedWeight encoded, EncodeWeight(*scheme, weight, Tiling(), NonfinitePolicy::kFail, inputs));
-              QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, DecodeWeight(*scheme, weight, encoded, Tiling()));
+              EncodedWeight encoded;
+              QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, Through(spec, weight, importance, &encoded));
               const int64_t group = group_size == 0 ? weight.shape.cols : group_size;
               ASSERT_EQ(static_cast<int64_t>(expected.size()) * group, weight.shape.rows * weight.shape.cols);
               for (size_t index = 0; index < expected.size(); ++index) {
-                double error = 0;
-                for (int64_t i = 0; i < group; ++i) {
-                  const int64_t element = static_cast<int64_t>(index) * group + i;
-                  const double difference =
-                      std::fabs(ValueAt(weight.dtype, decoded, element) - ValueAt(weight.dtype, weight.bytes, element));
-                  error += observer == Observer::kMse
-                               ? std::pow(difference, 2.4)
-                               : difference * difference * difference * (importance[element % weight.shape.cols] / mean);
-                }
+                const double error = ErrorOf(observer, weight, decoded, static_cast<int64_t>(index) * group, group, importance);
                 EXPECT_LE(error, expected[index] * (1 + kTolerance)) << "group " << index;
                 better += error < expected[index] * (1 - kTolerance);
                 ++groups_in_all;
@@ -92,6 +110,127 @@ TEST(ObserverGoldenTest, NoGroupIsWorseThanTheReference) {
   EXPECT_EQ(cases, 3 * 4 * 2 * 2 * (3 + 1));
   // The reference stops early, and rounds its sums to the weight's dtype.
   EXPECT_GT(better, groups_in_all / 50);
+}
+
+class FloatObserverGoldenTest : public testing::TestWithParam<std::tuple<const char*, const char*, Observer>> {
+ protected:
+  FloatObserverGoldenTest() : weights_("integer_rtn.safetensors"), golden_("observers.safetensors") {
+    const auto [dtype, shape, observer] = GetParam();
+    source_ = absl::StrCat(dtype, ".", shape);
+    suffix_ = observer == Observer::kMse ? ".mse" : ".importance";
+    const bool wide = absl::string_view(shape) == "wide";
+    weight_ = (wide ? weights_ : golden_).Weight(source_ + ".weight");
+    importance_ = ImportanceOf(golden_, "wide");
+    importance_.resize(weight_.shape.cols);
+  }
+
+  const GoldenFile weights_, golden_;
+  std::string source_, suffix_;
+  TestWeight weight_;
+  std::vector<float> importance_;
+};
+
+TEST_P(FloatObserverGoldenTest, NoRowOfFp8IsWorseThanTheReference) {
+  const Observer observer = std::get<2>(GetParam());
+  SchemeSpec spec = *PresetScheme("FP8_DYNAMIC");
+  spec.observer = observer;
+  const std::vector<double> expected = ValuesOf<double>(golden_.Get(source_ + ".fp8" + suffix_));
+  EncodedWeight encoded;
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, Through(spec, weight_, importance_, &encoded));
+  ASSERT_EQ(static_cast<int64_t>(expected.size()), weight_.shape.rows);
+  for (int64_t row = 0; row < weight_.shape.rows; ++row) {
+    EXPECT_LE(ErrorOf(observer, weight_, decoded, row * weight_.shape.cols, weight_.shape.cols, importance_),
+              expected[row] * (1 + kTolerance))
+        << "row " << row;
+  }
+}
+
+TEST_P(FloatObserverGoldenTest, NoBlockOfNvfp4IsWorseThanTheReferenceAtTheSameGlobalScale) {
+  const Observer observer = std::get<2>(GetParam());
+  SchemeSpec spec = *PresetScheme("NVFP4A16");
+  spec.observer = observer;
+  const std::vector<float> chosen = ValuesOf<float>(golden_.Get(source_ + ".nvfp4" + suffix_));
+  EncodedWeight encoded;
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, Through(spec, weight_, importance_, &encoded));
+  ASSERT_EQ(static_cast<int64_t>(chosen.size()) * 16, weight_.shape.rows * weight_.shape.cols);
+  ASSERT_EQ(encoded.regions[2].suffix, "weight_global_scale");
+  float global_scale;
+  std::memcpy(&global_scale, encoded.data[2].data(), sizeof global_scale);
+  scalar::FloatFormat format;
+  format.bits = 4;
+  format.scaling = scalar::FloatScaling::kNvfp4;
+  double total = 0;
+  for (size_t index = 0; index < chosen.size(); ++index) {
+    // The block with the scale that follows from what the reference chose.
+    std::string reference = weight_.bytes;
+    WithFormat(*ElementTypeOf(weight_.dtype), [&](auto d) {
+      using D = decltype(d);
+      const uint8_t byte = scalar::ScaleByte<D>(format, global_scale, chosen[index]);
+      const scalar::FloatScale scale = scalar::ScaleOf(format, global_scale, byte);
+      for (size_t i = index * 16; i < index * 16 + 16; ++i) {
+        const float x = static_cast<float>(ValueAt(weight_.dtype, weight_.bytes, static_cast<int64_t>(i)));
+        const auto bits = scalar::DequantizeFloat<D>(format, scale, scalar::QuantizeFloat<D>(format, scale, x));
+        std::memcpy(reference.data() + i * sizeof bits, &bits, sizeof bits);
+      }
+    });
+    const int64_t begin = static_cast<int64_t>(index) * 16;
+    const double error = ErrorOf(observer, weight_, decoded, begin, 16, importance_);
+    EXPECT_LE(error, ErrorOf(observer, weight_, reference, begin, 16, importance_) * (1 + kTolerance)) << "block " << index;
+    total += error;
+  }
+  // The reference moves the global scale to what it chose; so does this observer, to what is best.
+  if (observer == Observer::kMse) {
+    EXPECT_LE(total, ValuesOf<double>(golden_.Get(source_ + ".nvfp4" + suffix_ + ".total")).at(0));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FloatObserverGoldenTest,
+                         testing::Combine(testing::Values("bf16", "f16", "f32"), testing::Values("wide", "normal", "rows", "equal"),
+                                          testing::Values(Observer::kMse, Observer::kImportance)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param), "_", std::get<1>(info.param), "_",
+                                               std::get<2>(info.param) == Observer::kMse ? "mse" : "importance");
+                         });
+
+// Each block has the scale of the least squared error of all.
+TEST(SweepTest, NoOtherScaleIsBetter) {
+  for (const bool modelopt : {false, true}) {
+    SchemeSpec spec = *PresetScheme("NVFP4A16");
+    if (modelopt) spec = *ToModelOpt(spec);
+    const TestWeight weight = RandomWeight(DType::kBF16, {3, 64}, 9);
+    EncodedWeight plain, swept;
+    QUERN_ASSERT_OK(Through(spec, weight, {}, &plain).status());
+    spec.observer = Observer::kSweep;
+    QUERN_ASSERT_OK(Through(spec, weight, {}, &swept).status());
+    EXPECT_EQ(swept.data[2], plain.data[2]);  // the global scale stays
+    float set_scale;
+    std::memcpy(&set_scale, swept.data[2].data(), sizeof set_scale);
+    scalar::FloatFormat format;
+    format.bits = 4;
+    format.scaling = modelopt ? scalar::FloatScaling::kModelOptNvfp4 : scalar::FloatScaling::kNvfp4;
+    int changed = 0;
+    for (int64_t block = 0; block < 3 * 4; ++block) {
+      const auto error_of = [&](uint8_t byte) {
+        const scalar::FloatScale scale = scalar::ScaleOf(format, set_scale, byte);
+        double error = 0;
+        for (int64_t i = block * 16; i < block * 16 + 16; ++i) {
+          const float x = static_cast<float>(ValueAt(DType::kBF16, weight.bytes, i));
+          const float y = scalar::Bf16::ToFloat(
+              scalar::DequantizeFloat<scalar::Bf16>(format, scale, scalar::QuantizeFloat<scalar::Bf16>(format, scale, x)));
+          error += static_cast<double>(y - x) * static_cast<double>(y - x);
+        }
+        return error;
+      };
+      const auto byte = static_cast<uint8_t>(swept.data[1][block]);
+      const double error = error_of(byte);
+      if (error == 0) continue;  // a block of zeros keeps its scale
+      for (int other = 1; other < 127; ++other) {
+        EXPECT_LE(error, error_of(static_cast<uint8_t>(other)) * (1 + kTolerance)) << "block " << block << ", scale " << other;
+      }
+      changed += swept.data[1][block] != plain.data[1][block];
+    }
+    EXPECT_GT(changed, 0);
+  }
 }
 
 }  // namespace

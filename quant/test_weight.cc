@@ -37,7 +37,7 @@ Tile TileOf(const TestWeight& weight, int64_t row_begin, int64_t row_end, int64_
   return tile;
 }
 
-// Tiles that one thread has to work off in their order: a band, or the segments of a row.
+// Tiles that one thread has to work off in their order: a band, or the segments of the rows of one.
 using Piece = std::vector<Tile>;
 
 std::vector<Piece> PiecesOf(const TestWeight& weight, const Tiling& tiling) {
@@ -48,9 +48,10 @@ std::vector<Piece> PiecesOf(const TestWeight& weight, const Tiling& tiling) {
     }
   } else {
     for (int64_t row = 0; row < weight.shape.rows; ++row) {
-      Piece& segments = pieces.emplace_back();
+      // Rows of a band may share words of zero points.
+      if (tiling.band_rows == 0 || row % tiling.band_rows == 0) pieces.emplace_back();
       for (int64_t column = 0; column < weight.shape.cols; column += tiling.segment_columns) {
-        segments.push_back(TileOf(weight, row, row + 1, column, std::min(column + tiling.segment_columns, weight.shape.cols)));
+        pieces.back().push_back(TileOf(weight, row, row + 1, column, std::min(column + tiling.segment_columns, weight.shape.cols)));
       }
     }
   }

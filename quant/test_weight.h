@@ -19,11 +19,12 @@ struct TestWeight {
   std::string bytes;  // dense, row by row
 };
 
-// How a weight is divided: bands of `band_rows` rows (a multiple of 32), or, with `segment_columns` > 0, segments of single rows.
+// How a weight is divided: bands of `band_rows` rows (a multiple of 32), or, with `segment_columns` > 0, segments of single rows. A thread
+// takes a band, or all segments of its rows.
 struct Tiling {
   int64_t band_rows = 32;
   int64_t segment_columns = 0;
-  // Threads that take bands (or rows of segments) in an order drawn from `order`; 0: in order, by the calling thread.
+  // Threads that take them in an order drawn from `order`; 0: in order, by the calling thread.
   int threads = 0;
   uint64_t order = 0;
 };

@@ -43,20 +43,10 @@ absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column) {
                                                  "; repair the weight, or replace such elements with nonfinite: clamp"));
 }
 
-absl::StatusOr<float> ImportanceFactor(absl::Span<const float> importance, int64_t columns) {
-  if (static_cast<int64_t>(importance.size()) < columns) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the importance has ", importance.size(), " values for a weight of at least ", columns, " columns"));
-  }
-  float largest = 0;
-  for (size_t i = 0; i < importance.size(); ++i) {
-    if (!(importance[i] >= 0 && importance[i] <= scalar::F32::kLargest)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the importance of column ", i, " is ", importance[i], "; each is a mean of squares, finite and not negative"));
-    }
-    largest = std::max(largest, importance[i]);
-  }
-  return largest == 0 ? 0.0f : scalar::DifferenceFactor(largest);
+absl::Status WholeRowsStatus(const SchemeSpec& spec, DType dtype, int64_t columns) {
+  return absl::ResourceExhaustedError(absl::StrCat("scheme \"", spec.ToString(), "\" searches over whole rows: one of ", columns,
+                                                   " columns takes ", columns * BytesPerElement(dtype),
+                                                   " bytes, more than a tile of this memory budget; allow more memory, or choose groups"));
 }
 
 absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group, bool whole_weight) {
@@ -75,6 +65,39 @@ absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int
       whole_weight ? std::string("the whole weight") : absl::StrCat("row ", row, ", columns ", column, " to ", column + group - 1),
       ": the difference of the largest and the smallest value overflows ", DTypeName(tile.dtype),
       ", so that the scale is not finite; use a symmetric scheme, or nonfinite: clamp"));
+}
+
+namespace {
+
+// The power of two that brings the largest importance to at least 1 and below 2; 0 where all are 0.
+absl::StatusOr<float> ImportanceFactor(absl::Span<const float> importance, int64_t columns) {
+  if (static_cast<int64_t>(importance.size()) < columns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the importance has ", importance.size(), " values for a weight of at least ", columns, " columns"));
+  }
+  float largest = 0;
+  for (size_t i = 0; i < importance.size(); ++i) {
+    if (!(importance[i] >= 0 && importance[i] <= scalar::F32::kLargest)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the importance of column ", i, " is ", importance[i], "; each is a mean of squares, finite and not negative"));
+    }
+    largest = std::max(largest, importance[i]);
+  }
+  return largest == 0 ? 0.0f : scalar::DifferenceFactor(largest);
+}
+
+}  // namespace
+
+absl::StatusOr<scalar::RangeSearch> SearchOf(Observer observer, const Tile& tile, const ModuleInputs& inputs) {
+  scalar::RangeSearch search;
+  if (observer == Observer::kSweep) search.norm = scalar::SearchNorm::kSquare;
+  if (observer != Observer::kImportance) return search;
+  search.norm = scalar::SearchNorm::kWeightedCube;
+  QUERN_ASSIGN_OR_RETURN(const float factor, ImportanceFactor(inputs.importance, tile.col_end));
+  if (factor == 0) return search;
+  search.importance = inputs.importance.data() + tile.col_begin;
+  search.importance_factor = factor;
+  return search;
 }
 
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile) {

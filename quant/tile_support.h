@@ -28,9 +28,12 @@ inline unsigned char* AddressIn(const RegionBuffer& buffer, int64_t row, int64_t
 // The error for an element that is NaN or infinite, at a place of the whole weight.
 absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column);
 
-// The power of two that brings the largest importance of a weight's columns to at least 1 and below 2; 0 where all are 0, so that all
-// columns count alike. INVALID_ARGUMENT for values that are negative or not finite, and for less than `columns` of them.
-absl::StatusOr<float> ImportanceFactor(absl::Span<const float> importance, int64_t columns);
+// What an observer minimizes over a tile. INVALID_ARGUMENT for an importance with negative or non-finite values, or too few of them. Where
+// all of it is 0, all columns count alike.
+absl::StatusOr<scalar::RangeSearch> SearchOf(Observer observer, const Tile& tile, const ModuleInputs& inputs);
+
+// RESOURCE_EXHAUSTED: a search for the scale of a row needs the whole row, of so many columns.
+absl::Status WholeRowsStatus(const SchemeSpec& spec, DType dtype, int64_t columns);
 
 // INVALID_ARGUMENT naming the element of the weight, or OK for kNone. `group` is the number of columns of a group whose range overflows;
 // `whole_weight`: the range is that of the whole weight.

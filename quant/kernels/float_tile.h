@@ -8,6 +8,7 @@
 #include "quant/kernels/integer_tile.h"
 #include "quant/row_error.h"
 #include "quant/scalar/float_rtn.h"
+#include "quant/scalar/float_search.h"
 
 namespace quern::quant {
 
@@ -53,11 +54,22 @@ scalar::Problem EncodeFloatsScalar(const FloatTile& tile, const FloatOptions& op
 void DecodeFloatsScalar(const FloatTile& tile, unsigned char* elements, int64_t element_stride);
 // Extends amax[r * stride + g] by group g of row r; with a stride of 0 the rows share them.
 void ObserveAmaxScalar(const FloatTile& tile, float* amax, int64_t stride);
+// Writes the scale bytes of the blocks (of 16, the NVFP4 formats), searched for. The importance begins at the tile's first column.
+void SearchFloatScalesScalar(const FloatTile& tile, const scalar::RangeSearch& search);
+// The errors of `count` scales for the first row of a tile of FP8; `factor` scales differences.
+void ErrorsOfScalesScalar(const FloatTile& tile, const scalar::RangeSearch& search, const scalar::FloatScale* scales, int count,
+                          float factor, double* errors);
+// Adds the blocks of a tile of NVFP4 to what its global scale is chosen by.
+void ObserveGlobalScaleScalar(const FloatTile& tile, scalar::GlobalScaleSums& sums);
 
 // The same, by the kernels of the best SIMD target of this machine: equal bit for bit.
 scalar::Problem EncodeFloats(const FloatTile& tile, const FloatOptions& options);
 void DecodeFloats(const FloatTile& tile, unsigned char* elements, int64_t element_stride);
 void ObserveAmax(const FloatTile& tile, float* amax, int64_t stride);
+void SearchFloatScales(const FloatTile& tile, const scalar::RangeSearch& search);
+void ErrorsOfScales(const FloatTile& tile, const scalar::RangeSearch& search, const scalar::FloatScale* scales, int count, float factor,
+                    double* errors);
+void ObserveGlobalScale(const FloatTile& tile, scalar::GlobalScaleSums& sums);
 
 }  // namespace quern::quant
 

@@ -75,6 +75,63 @@ void RunErrors(benchmark::State& state, Work work, bool scalar) {
   Report(state);
 }
 
+// A search for the ranges of all groups, which comes before encoding.
+void RegisterSearch(const std::string& name, int bits, int64_t group, bool symmetric, bool weighted) {
+  for (const bool scalar : {true, false}) {
+    benchmark::RegisterBenchmark(absl::StrCat("search/", name, "/", scalar ? "scalar" : KernelTarget()).c_str(),
+                                 [=](benchmark::State& state) {
+                                   Work work(DType::kBF16, ElementType::kBf16, bits, group, symmetric, false);
+                                   const std::vector<float> importance(kColumns, 1.5f);
+                                   std::vector<scalar::Range> ranges(kRows * kColumns / work.tile.group);
+                                   scalar::RangeSearch search;
+                                   if (weighted) {
+                                     search.norm = scalar::SearchNorm::kWeightedCube;
+                                     search.importance = importance.data();
+                                   }
+                                   const auto run = scalar ? SearchScalar : Search;
+                                   for (auto _ : state) {
+                                     run(work.tile, search, ranges.data());
+                                     benchmark::ClobberMemory();
+                                   }
+                                   Report(state);
+                                 });
+  }
+}
+
+// NVFP4: the scales of blocks, and (with `global`) what the global scale is chosen by.
+void RegisterNvfp4(const std::string& name, scalar::SearchNorm norm, bool global) {
+  for (const bool scalar : {true, false}) {
+    benchmark::RegisterBenchmark(absl::StrCat("search/", name, "/", scalar ? "scalar" : KernelTarget()).c_str(),
+                                 [=](benchmark::State& state) {
+                                   const TestWeight weight = RandomWeight(DType::kBF16, {kRows, kColumns}, 1, /*unusual=*/false);
+                                   std::vector<unsigned char> scales(kRows * kColumns / 16);
+                                   FloatTile tile;
+                                   tile.format.bits = 4;
+                                   tile.format.scaling = scalar::FloatScaling::kNvfp4;
+                                   tile.set_scale = 2688;
+                                   tile.rows = kRows;
+                                   tile.columns = kColumns;
+                                   tile.group = 16;
+                                   tile.elements = reinterpret_cast<const unsigned char*>(weight.bytes.data());
+                                   tile.element_stride = kColumns * 2;
+                                   tile.scales = scales.data();
+                                   tile.scale_stride = kColumns / 16;
+                                   scalar::RangeSearch search;
+                                   search.norm = norm;
+                                   scalar::GlobalScaleSums sums;
+                                   for (auto _ : state) {
+                                     if (global) {
+                                       scalar ? ObserveGlobalScaleScalar(tile, sums) : ObserveGlobalScale(tile, sums);
+                                     } else {
+                                       scalar ? SearchFloatScalesScalar(tile, search) : SearchFloatScales(tile, search);
+                                     }
+                                     benchmark::ClobberMemory();
+                                   }
+                                   Report(state);
+                                 });
+  }
+}
+
 void Register(const std::string& name, DType dtype, ElementType element, int bits, int64_t group, bool symmetric, bool precise = false) {
   for (const bool scalar : {true, false}) {
     const std::string suffix = absl::StrCat("/", name, "/", scalar ? "scalar" : KernelTarget());
@@ -180,6 +237,13 @@ int main(int argc, char** argv) {
   RegisterFloat("bf16_mxfp8", DType::kBF16, ElementType::kBf16, {8, FloatScaling::kMx, false, true});
   RegisterFloat("f16_nvfp4", DType::kF16, ElementType::kF16, {4, FloatScaling::kNvfp4, false, false});
   RegisterFloat("f32_fp8", DType::kF32, ElementType::kF32, {8, FloatScaling::kGiven, false, true});
+  RegisterSearch("bf16_int4_g128_sym_mse", 4, 128, true, false);
+  RegisterSearch("bf16_int4_g32_asym_mse", 4, 32, false, false);
+  RegisterSearch("bf16_int8_channel_sym_mse", 8, 0, true, false);
+  RegisterSearch("bf16_int4_g32_asym_importance", 4, 32, false, true);
+  RegisterNvfp4("bf16_nvfp4_mse", scalar::SearchNorm::kPower24, false);
+  RegisterNvfp4("bf16_nvfp4_mse_global", scalar::SearchNorm::kPower24, true);
+  RegisterNvfp4("bf16_nvfp4_sweep", scalar::SearchNorm::kSquare, false);
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;

@@ -5,18 +5,21 @@ Run with the compat tests' virtual environment, after make_golden.py, whose weig
 scales, compressed-tensors quantizes and dequantizes with them, and the error of each group is summed in F64 with the observer's own norm: the sum of
 |y - x|^2.4, or of |y - x|^3 times the importance of the column over the mean importance.
 
-Names: "importance.<shape>" F32 [columns]; "<dtype>.<shape>.w<bits>.<sym|asym>.<32|128|channel>.<mse|importance>" F64 [rows, groups].
+Names: "importance.<shape>" F32 [columns]; "<dtype>.<shape>.w<bits>.<sym|asym>.<32|128|channel>.<mse|importance>" F64 [rows, groups];
+"<dtype>.<shape>.fp8.<mse|importance>" F64 [rows, 1]. Of NVFP4, whose global scale moves with what `nvfp4_expanded_mse` and `imatrix_mse` choose:
+"<dtype>.<shape>.nvfp4.<mse|importance>" F32 [rows, groups], the largest magnitude chosen for each block, and ".total" F64 [1], the error that is left
+in all with the global scale that follows. "<dtype>.<normal|rows|equal>.weight" are more weights for it.
 """
 
 import pathlib
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization import QuantizationArgs, preset_name_to_scheme
 from compressed_tensors.quantization.lifecycle import fake_quantize
 from llmcompressor.observers import Observer
 from safetensors.torch import load_file, save_file
 
-DTYPES = ("bf16", "f16", "f32")
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 SHAPES = {"wide": (35, 256), "odd": (3, 130)}
 STRATEGIES = {"32": ("group", 32), "128": ("group", 128), "channel": ("channel", None)}
 
@@ -30,20 +33,34 @@ def make_importance(columns, seed):
     return importance
 
 
-def group_errors(weight, observer_name, importance, args):
+def more_weights():
+    generator = torch.Generator().manual_seed(77)
+    equal = torch.rand(8, 16, 16, generator=generator) - 0.5
+    equal[:, :, 3] = 0.5  # every block could be expanded, which a global scale made of the largest magnitude does not allow
+    return {
+        "normal": torch.randn(24, 256, generator=generator) * 0.02,
+        "rows": torch.randn(24, 128, generator=generator) * torch.exp(torch.randn(24, 1, generator=generator)),
+        "equal": equal.reshape(8, 256),
+    }
+
+
+def observe(weight, observer_name, importance, args):
     observer = Observer.load_from_registry(observer_name, base_name="weight", args=args)
     if importance is not None:
         observer._imatrix_sum = importance.clone()
         observer._imatrix_count = torch.tensor(1)
     observer(weight)
+    chosen = torch.maximum(observer.min_vals.abs(), observer.max_vals.abs())
     parameters = observer.get_qparams()
-    decoded = fake_quantize(weight, parameters["scale"], parameters["zero_point"], args)
+    decoded = fake_quantize(weight, parameters["scale"], parameters["zero_point"], args, global_scale=parameters["global_scale"])
+    if parameters["global_scale"] is not None:
+        decoded = decoded.bfloat16().to(weight.dtype)  # as it is decompressed
     difference = (decoded.double() - weight.double()).abs()
     if importance is None:
         error = difference**2.4
     else:
         error = difference**3 * (importance.double() / importance.double().mean())
-    return error.reshape(weight.shape[0], -1, args.group_size or weight.shape[1]).sum(-1)
+    return chosen, error.reshape(weight.shape[0], -1, args.group_size or weight.shape[1]).sum(-1)
 
 
 def main():
@@ -63,7 +80,23 @@ def main():
                                                     dynamic=False, observer=name)
                             importance = golden[f"importance.{shape}"] if short == "importance" else None
                             key = f"{dtype}.{shape}.w{bits}.{'sym' if symmetric else 'asym'}.{strategy_name}.{short}"
-                            golden[key] = group_errors(weight, name, importance, args)
+                            _, golden[key] = observe(weight, name, importance, args)
+    nvfp4 = preset_name_to_scheme("NVFP4A16", ["Linear"]).weights
+    fp8 = preset_name_to_scheme("FP8_DYNAMIC", ["Linear"]).weights
+    for dtype, torch_dtype in DTYPES.items():
+        used = {"wide": weights[f"{dtype}.wide.weight"]} | {name: weight.to(torch_dtype) for name, weight in more_weights().items()}
+        for shape, weight in used.items():
+            if shape != "wide":
+                golden[f"{dtype}.{shape}.weight"] = weight
+            importance = golden["importance.wide"][: weight.shape[1]]
+            for short, name in (("mse", "nvfp4_expanded_mse"), ("importance", "imatrix_mse")):
+                args = nvfp4.model_copy(update={"observer": name})
+                chosen, error = observe(weight, name, importance if short == "importance" else None, args)
+                golden[f"{dtype}.{shape}.nvfp4.{short}"] = chosen.float()
+                golden[f"{dtype}.{shape}.nvfp4.{short}.total"] = error.sum().reshape(1)
+            for short, name in (("mse", "memoryless_mse"), ("importance", "imatrix_mse")):
+                args = fp8.model_copy(update={"observer": name})
+                _, golden[f"{dtype}.{shape}.fp8.{short}"] = observe(weight, name, importance if short == "importance" else None, args)
     save_file({k: v.contiguous() for k, v in golden.items()}, here / "observers.safetensors")
 
 
