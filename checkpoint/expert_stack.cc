@@ -36,6 +36,7 @@ absl::StatusOr<StackAxes> ResolveStackAxes(const ExpertStack& stack, const std::
   const std::optional<uint64_t>& out = stack.holds == ExpertStack::Holds::kDown ? hidden : wide;
   const std::optional<uint64_t>& in = stack.holds == ExpertStack::Holds::kDown ? wide : hidden;
   axes.transposed = stack.transposed;
+  axes.certain = stack.fixed;
   if (out.has_value() && in.has_value()) {
     const bool straight = a == *out && b == *in, turned = a == *in && b == *out;
     const bool fits = stack.fixed ? (stack.transposed ? turned : straight) : straight || turned;
@@ -44,7 +45,10 @@ absl::StatusOr<StackAxes> ResolveStackAxes(const ExpertStack& stack, const std::
                                   " of config.json, [experts, ", stack.fixed && stack.transposed ? *in : *out, ", ",
                                   stack.fixed && stack.transposed ? *out : *in, "] is expected"));
     }
-    if (!stack.fixed && straight != turned) axes.transposed = turned;
+    if (!stack.fixed && straight != turned) {
+      axes.transposed = turned;
+      axes.certain = true;
+    }
   }
   axes.out = axes.transposed ? b : a;
   axes.in = axes.transposed ? a : b;

@@ -37,9 +37,15 @@ struct StackAxes {
   uint64_t out = 0;  // of the whole tensor: twice an expert's intermediate size where it holds gate and up
   uint64_t in = 0;
   bool transposed = false;  // stored [E, in, out]
+  bool certain = false;     // nothing else fits; else the family decided
+
+  // The same tensor read the other way.
+  StackAxes Turned() const { return {experts, in, out, !transposed, certain}; }
 };
 
-// From the last two dimensions and the sizes in config.json; where they fit both ways, or the config has no sizes, the family decides.
+// From the last two dimensions and the sizes in config.json; where they fit both ways, or the config has no sizes, the family decides. Only
+// one of an expert's stacks can fit both ways (hidden size and intermediate size are equal, or one is twice the other), so that its sibling
+// tells more than the family: see `certain`.
 // INVALID_ARGUMENT says what does not fit. The shape has three dimensions, or those of the form.
 absl::StatusOr<StackAxes> ResolveStackAxes(const ExpertStack& stack, const std::vector<uint64_t>& shape, const ModelConfig& config);
 

@@ -352,6 +352,7 @@ class Gatherer {
     size_t module = 0;  // of the tensor itself
     size_t tensor = 0;
     std::optional<size_t> scale;
+    checkpoint::StackAxes axes;
   };
 
   // Whether the module is a stack of experts; then it is cut later, or marked as one that cannot be.
@@ -378,7 +379,7 @@ class Gatherer {
       scales_of_[stack->base] = m;
       return true;
     }
-    StackTensor entry{*std::move(stack), m, *tensor, std::nullopt};
+    StackTensor entry{*std::move(stack), m, *tensor, std::nullopt, {}};
     for (const absl::string_view name : {"weight_scale_inv", "weight_scale"}) {
       if (const size_t* scale = Find(parts, name); scale != nullptr && !entry.scale.has_value()) entry.scale = *scale;
     }
@@ -397,8 +398,13 @@ class Gatherer {
           stack.tensors.push_back(*entry.scale);
           used_scales_.push_back(scales->second);
         }
+      }
+      const absl::Status resolved = ResolveAxes(tensors);
+      if (!resolved.ok()) problem = std::string(resolved.message());
+      for (const StackTensor& entry : tensors) {
+        if (!problem.empty()) break;
         const absl::Status status = Cut(entry, cut, stack.quantized);
-        if (!status.ok() && problem.empty()) problem = absl::StrCat(Info(entry.tensor).name, ": ", status.message());
+        if (!status.ok()) problem = absl::StrCat(Info(entry.tensor).name, ": ", status.message());
       }
       for (const StackTensor& entry : tensors) {
         SourceModule& whole = modules()[entry.module];
@@ -446,9 +452,29 @@ class Gatherer {
     }
   }
 
+  // Axes of the stacks of one layer. Where a shape fits both ways, one that does not tells: they are all stored the same way.
+  absl::Status ResolveAxes(std::vector<StackTensor>& tensors) const {
+    const StackTensor* certain = nullptr;
+    for (StackTensor& entry : tensors) {
+      absl::StatusOr<checkpoint::StackAxes> axes =
+          checkpoint::ResolveStackAxes(entry.stack, Info(entry.tensor).shape, checkpoint_.config());
+      if (!axes.ok()) return Annotate(axes.status(), Info(entry.tensor).name);
+      entry.axes = *axes;
+      if (axes->certain) certain = &entry;
+      if (axes->experts != tensors.front().axes.experts) {
+        return Unreadable(absl::StrCat(Info(entry.tensor).name, " holds ", axes->experts, " experts, ", Info(tensors.front().tensor).name,
+                                       " ", tensors.front().axes.experts));
+      }
+    }
+    for (StackTensor& entry : tensors) {
+      if (certain != nullptr && !entry.axes.certain && entry.axes.transposed != certain->axes.transposed) entry.axes = entry.axes.Turned();
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Cut(const StackTensor& entry, std::vector<SourceModule>& cut, bool& quantized) {
     const TensorInfo& info = Info(entry.tensor);
-    QUERN_ASSIGN_OR_RETURN(const checkpoint::StackAxes axes, checkpoint::ResolveStackAxes(entry.stack, info.shape, checkpoint_.config()));
+    const checkpoint::StackAxes& axes = entry.axes;
     const bool blocks = entry.stack.form == ExpertStack::Form::kBlocks;
     if (!blocks && !IsPlainDType(info.dtype) && !(info.dtype == DType::kF8E4M3 && entry.scale.has_value())) {
       return Unreadable(absl::StrCat("a stack of experts in ", DTypeName(info.dtype), " cannot be read"));

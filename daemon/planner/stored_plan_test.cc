@@ -141,6 +141,15 @@ TEST(StoredPlan, TransposedAndInterleavedStacks) {
   EXPECT_EQ(down.rows(), 64u);
   EXPECT_EQ(down.cols(), 32u);
 
+  // The same sizes as transformers 5 saves them: the other tensor of the layer tells.
+  TestCheckpoint saved("");
+  saved.set_config(MoeConfig("qwen3_vl_moe", 64, 32, 2));
+  saved.Add(prefix + ".gate_up_proj", {2, 64, 64});
+  saved.Add(prefix + ".down_proj", {2, 64, 32});
+  saved.Write();
+  const TensorView straight = Units(PlanOf(saved.path(), kInt4)).at(prefix + ".1.up_proj").weight();
+  EXPECT_EQ(OffsetOf(straight, 3, 5), Begin(saved.path(), prefix + ".gate_up_proj") + 2 * ((64 + 32 + 3) * 64 + 5));
+
   TestCheckpoint oss("");
   oss.set_config("{\"model_type\": \"gpt_oss\", \"hidden_size\": 64, \"intermediate_size\": 64, \"num_local_experts\": 2}");
   oss.Add("model.layers.0.mlp.experts.gate_up_proj", {2, 64, 128});
@@ -219,6 +228,16 @@ TEST(StoredPlan, StacksThatDoNotFitTheConfigAreRefusedWhenTargeted) {
   EXPECT_THAT(MakePlan(QuantizeJob(source.path(), kInt4), false), IsOk());  // the role of a stack is no linear
   EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}"), false),
               StatusIs(kInvalid, AllOf(HasSubstr("[experts, 96, 64] is expected"), HasSubstr("mlp.experts.gate_up_proj"))));
+}
+
+TEST(StoredPlan, StacksOfOneLayerHoldTheSameExperts) {
+  TestCheckpoint source("");
+  source.set_config(MoeConfig("qwen3_moe", 64, 96, 2));
+  source.Add("model.layers.0.mlp.experts.gate_up_proj", {2, 192, 64});
+  source.Add("model.layers.0.mlp.experts.down_proj", {3, 64, 96});
+  source.Write();
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}"), false),
+              StatusIs(kInvalid, HasSubstr("2 experts")));
 }
 
 // ---- Weights in a quantized format.
