@@ -84,6 +84,63 @@ TEST(AppTest, WrongUsageIsTwo) {
   EXPECT_EQ(RunWith({"show"}).code, 2);
 }
 
+TEST(AppTest, UnknownCommandIsNamedAndTheNearestSuggested) {
+  const Result result = RunWith({"quantise", "org/name"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("no command \"quantise\""), HasSubstr("did you mean \"quantize\"?")));
+  EXPECT_THAT(RunWith({"bogus"}).err, AllOf(HasSubstr("no command \"bogus\""), HasSubstr("did you mean \"jobs\"?")));
+  EXPECT_THAT(RunWith({"xy"}).err, AllOf(HasSubstr("no command \"xy\""), HasSubstr("--help")));
+}
+
+TEST(AppTest, UsageErrorsAreToldInJsonToo) {
+  const std::vector<std::string> wrong[] = {{"bogus", "--json"},
+                                            {"plan", "--json"},
+                                            {"plan", "org/name", "--scheme", "W4A16", "--shards", "3", "--json"},
+                                            {"plan", "org/name", "--json"},
+                                            {"inspect", "dir\xFF", "--json"},
+                                            {"inspect", "", "--json"},
+                                            {"pause", "x", "--json"}};
+  for (const auto& arguments : wrong) {
+    const Result result = RunWith(arguments);
+    EXPECT_EQ(result.code, 2) << arguments[0];
+    const auto json = nlohmann::json::parse(result.out);
+    EXPECT_EQ(json["error"]["code"], "INVALID_ARGUMENT") << arguments[0];
+    EXPECT_NE(json["error"]["message"], "");
+    EXPECT_NE(result.err, "");
+  }
+  EXPECT_EQ(RunWith({"plan"}).out, "");
+}
+
+TEST(AppTest, EmptyPathsAreWrongUsage) {
+  EXPECT_EQ(RunWith({"quantize", "org/name", "-o", "", "--scheme", "W4A16"}).code, 2);
+  EXPECT_EQ(RunWith({"submit", "org/name", "-o", "", "--scheme", "W4A16"}).code, 2);
+  EXPECT_EQ(RunWith({"synth", "", "--family", "llama", "--layers", "1"}).code, 2);
+  EXPECT_EQ(RunWith({"verify", ""}).code, 2);
+  EXPECT_EQ(RunWith({"plan", "", "--scheme", "W4A16"}).code, 2);
+}
+
+TEST(AppTest, NamesOfJobsAreChecked) {
+  for (const char* command : {"show", "tasks", "watch", "cancel", "pause", "resume", "retry", "delete"}) {
+    for (const char* name : {"x", "", "jobs/", "jobs/x", "jobs/7/tasks/0", "-7", "7.5", "99999999999999999999999"}) {
+      const Result result = RunWith({command, "--", name});
+      EXPECT_EQ(result.code, 2) << command << " " << name;
+    }
+    EXPECT_THAT(RunWith({command, "x"}).err, HasSubstr("jobs/7"));
+  }
+}
+
+TEST(AppTest, OutputAndSourceMustLieApart) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("app"));
+  const std::string source = directory.path() + "/src";
+  QUERN_ASSERT_OK(MakeDirectories(source + "/inner"));
+  for (const auto& [from, to] : {std::pair(source, source + "/out"), std::pair(source + "/inner", source), std::pair(source, source)}) {
+    const Result result = RunWith({"quantize", from, "-o", to, "--scheme", "W4A16"});
+    EXPECT_EQ(result.code, 1);
+    EXPECT_THAT(result.err, HasSubstr("choose another output"));
+  }
+  EXPECT_FALSE(FileExists(source + "/out"));
+}
+
 TEST(AppTest, UsageErrorsOfTheProgramNameTheOption) {
   EXPECT_THAT(RunWith({"plan", "org/name", "--scheme", "W4A16", "--memory", "lots"}).err,
               AllOf(HasSubstr("quern plan"), HasSubstr("--memory")));

@@ -5,14 +5,29 @@
 #include <chrono>
 #include <future>
 
-#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "base/byte_size.h"
+#include "client/exit_code.h"
 
 namespace quern::client {
 
+namespace {
+
+// The coordinator's reason for what was mistyped on the command line.
+constexpr char kBadOption[] = "BAD_OPTION";
+
+}  // namespace
+
 absl::Status FromGrpc(const grpc::Status& status) {
+  quern::v1::ErrorStatus details;
+  quern::v1::ErrorInfo info;
+  if (!status.ok() && details.ParseFromString(status.error_details()) && details.details_size() > 0 &&
+      info.ParseFromString(details.details(0).value()) && info.reason() == kBadOption) {
+    return UsageError(status.error_message());
+  }
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
@@ -49,7 +64,14 @@ absl::Status CallInterruptibly(Interrupt& interrupt, const std::function<grpc::S
   return FromGrpc(result.get());
 }
 
-std::string JobName(const std::string& text) { return absl::StartsWith(text, "jobs/") ? text : absl::StrCat("jobs/", text); }
+absl::StatusOr<std::string> JobName(const std::string& text) {
+  absl::string_view number = text;
+  absl::ConsumePrefix(&number, "jobs/");
+  uint64_t value = 0;
+  const bool digits = number.find_first_not_of("0123456789") == absl::string_view::npos;
+  if (digits && absl::SimpleAtoi(number, &value)) return absl::StrCat("jobs/", value);
+  return UsageError(absl::StrCat("\"", text, "\" is no name of a job: they are like jobs/7, or 7"));
+}
 
 std::string RandomUuid() {
   unsigned char bytes[16];

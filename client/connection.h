@@ -30,8 +30,8 @@ absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std
 // Runs a blocking call on another thread and gives it up, with CANCELLED, at the first interrupt.
 absl::Status CallInterruptibly(Interrupt& interrupt, const std::function<grpc::Status(grpc::ClientContext*)>& call);
 
-// "7", "jobs/7" -> "jobs/7".
-std::string JobName(const std::string& text);
+// "7", "jobs/7" -> "jobs/7"; a UsageError for anything else.
+absl::StatusOr<std::string> JobName(const std::string& text);
 
 // A random UUID, for request ids.
 std::string RandomUuid();

@@ -14,7 +14,10 @@ std::atomic<int> received{0};
 struct sigaction previous[std::size(kSignals)];
 
 void OnSignal(int) {
-  if (received.fetch_add(1) > 0) _exit(1);
+  if (received.fetch_add(1) == 0) return;
+  constexpr char kAborted[] = "\nquern: aborted\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kAborted, sizeof(kAborted) - 1);  // whether it was changes nothing
+  _exit(1);
 }
 
 }  // namespace

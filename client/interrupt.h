@@ -4,8 +4,8 @@
 
 namespace quern::client {
 
-// Takes SIGINT, SIGTERM and SIGHUP while it lives; at most one object at a time. Thread-safe. The second signal ends the process with
-// _exit(1): children notice by their parent's pipe, and what they left is found by the next run.
+// Takes SIGINT, SIGTERM and SIGHUP while it lives; at most one object at a time. Thread-safe. The second signal says so on stderr and ends
+// the process with _exit(1): children notice by their parent's pipe, and what they left is found by the next run.
 class Interrupt {
  public:
   Interrupt();

@@ -13,10 +13,43 @@
 
 namespace quern::client {
 
+namespace {
+
+// Nothing can be made at, or below, a link that leads nowhere.
+absl::Status CheckNoDanglingLink(const std::filesystem::path& path) {
+  std::filesystem::path part;
+  for (const std::filesystem::path& component : path) {
+    part /= component;
+    std::error_code error;
+    if (!std::filesystem::is_symlink(part, error) || std::filesystem::exists(part, error)) continue;
+    const std::filesystem::path target = std::filesystem::read_symlink(part, error);
+    return absl::InvalidArgumentError(absl::StrCat(EscapeUnlessUtf8(part.string()), " is a link to ", EscapeUnlessUtf8(target.string()),
+                                                   ", which does not exist; make that directory or remove the link"));
+  }
+  return absl::OkStatus();
+}
+
+bool IsWithin(absl::string_view path, absl::string_view directory) {
+  return path == directory || directory == "/" || absl::StartsWith(path, absl::StrCat(directory, "/"));
+}
+
+}  // namespace
+
+absl::Status CheckApart(const std::string& source, const std::string& output) {
+  // The name of a repository is none of a directory.
+  if (!absl::StartsWith(source, "/") || (!IsWithin(source, output) && !IsWithin(output, source))) return absl::OkStatus();
+  if (source == output) return absl::InvalidArgumentError(absl::StrCat("the output ", output, " is the source; choose another output"));
+  return absl::InvalidArgumentError(
+      IsWithin(output, source) ? absl::StrCat("the output ", output, " lies inside the source ", source, "; choose another output")
+                               : absl::StrCat("the source ", source, " lies inside the output ", output, "; choose another output"));
+}
+
 absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
-  if (path.empty()) return absl::InvalidArgumentError("the path is empty");
+  if (path.empty()) return UsageError("a path is empty");
   std::error_code error;
-  const std::filesystem::path absolute = std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+  const std::filesystem::path given = std::filesystem::absolute(path, error);
+  QUERN_RETURN_IF_ERROR(CheckNoDanglingLink(given));
+  const std::filesystem::path absolute = std::filesystem::weakly_canonical(given, error);
   if (error) return ErrnoToStatus(error.value(), "resolve", path);
   std::string text = absolute.string();
   while (text.size() > 1 && text.back() == '/') text.pop_back();
@@ -43,6 +76,7 @@ bool IsRepositoryName(absl::string_view text) {
 }
 
 absl::StatusOr<std::string> ExistingDirectory(const std::string& text) {
+  if (text.empty()) return UsageError("the name of the directory is empty");
   std::error_code error;
   if (std::filesystem::is_directory(text, error)) return AbsolutePath(text);
   if (std::filesystem::exists(text, error)) return absl::InvalidArgumentError(absl::StrCat(text, " is no directory"));
@@ -50,6 +84,7 @@ absl::StatusOr<std::string> ExistingDirectory(const std::string& text) {
 }
 
 absl::StatusOr<std::string> ResolveSource(const std::string& text, bool remote) {
+  if (text.empty()) return UsageError("the source is empty");
   std::error_code error;
   if (std::filesystem::is_directory(text, error)) return AbsolutePath(text);
   if (std::filesystem::exists(text, error)) {

@@ -9,8 +9,12 @@
 
 namespace quern::client {
 
-// Absolute, without "." and "..", links followed as far as the path exists. UsageError when that is no UTF-8.
+// Absolute, without "." and "..", links followed as far as the path exists. UsageError when it is empty or that is
+// no UTF-8, INVALID_ARGUMENT when a part of it is a link to something that does not exist.
 absl::StatusOr<std::string> AbsolutePath(const std::string& path);
+
+// INVALID_ARGUMENT when one of these real paths is the other or lies inside it. A source that is the name of a repository passes.
+absl::Status CheckApart(const std::string& source, const std::string& output);
 
 // The absolute path of a directory that is there. NOT_FOUND or INVALID_ARGUMENT otherwise.
 absl::StatusOr<std::string> ExistingDirectory(const std::string& text);

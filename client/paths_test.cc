@@ -36,6 +36,26 @@ TEST(PathsTest, LinksAreFollowed) {
   EXPECT_THAT(AbsolutePath(directory.path() + "/link/out"), IsOkAndHolds(real + "/out"));
 }
 
+TEST(PathsTest, LinkToNothingIsRefusedWhereverItStands) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
+  const std::string link = directory.path() + "/link";
+  ASSERT_EQ(symlink("nowhere", link.c_str()), 0);
+  for (const std::string& path : {link, link + "/out"}) {
+    const absl::Status status = AbsolutePath(path).status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("link to nowhere, which does not exist")));
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kFailed);
+  }
+}
+
+TEST(PathsTest, SourceAndOutputLieApart) {
+  QUERN_EXPECT_OK(CheckApart("/a/src", "/a/out"));
+  QUERN_EXPECT_OK(CheckApart("/a/src", "/a/src-w4"));
+  QUERN_EXPECT_OK(CheckApart("org/name", "/a/out"));
+  EXPECT_THAT(CheckApart("/a/src", "/a/src"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is the source")));
+  EXPECT_THAT(CheckApart("/a/src", "/a/src/out"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("inside the source")));
+  EXPECT_THAT(CheckApart("/a/out/src", "/a/out"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("inside the output")));
+}
+
 TEST(PathsTest, LinkToAPathThatIsNoUtf8IsAUsageError) {
   QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("paths"));
   QUERN_ASSERT_OK(MakeDirectories(directory.path() + "/real\xFF"));

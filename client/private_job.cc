@@ -21,6 +21,7 @@ using quern::v1::JobSpec;
 
 constexpr absl::Duration kOldCoordinatorTimeout = absl::Minutes(1);
 constexpr char kGoOn[] = "run the same command again to continue";
+constexpr char kNothingKept[] = "not everything was checked, and what was is not kept: the next run begins anew";
 
 absl::StatusOr<Job> CreateJob(PrivateFarm& farm, const JobSpec& spec, Interrupt& interrupt) {
   quern::v1::CreateJobRequest request;
@@ -101,7 +102,7 @@ absl::StatusOr<WatchOutcome> RunPrivateJob(const JobSpec& spec, const WorkerOpti
   progress.Clear();
   const absl::Status stopped = farm.Stop();
   if (!outcome.ok()) return durable ? Annotate(outcome.status(), absl::StrCat("the job stopped; ", kGoOn)) : outcome.status();
-  if (outcome->interrupted && durable) console.err << "stopped; " << kGoOn << "\n";
+  if (outcome->interrupted) console.err << "stopped; " << (durable ? kGoOn : kNothingKept) << "\n";
   QUERN_RETURN_IF_ERROR(stopped);
   if (state) {
     if (outcome->job.state() == Job::SUCCEEDED) QUERN_RETURN_IF_ERROR(state->RemoveState());

@@ -67,6 +67,10 @@ class JobStream {
   std::optional<absl::Status> ended_ QUERN_GUARDED_BY(mutex_);
 };
 
+absl::Duration TimeBetween(const google::protobuf::Timestamp& from, const google::protobuf::Timestamp& to) {
+  return absl::Seconds(to.seconds() - from.seconds()) + absl::Nanoseconds(to.nanos() - from.nanos());
+}
+
 uint64_t Growth(uint64_t before, uint64_t now) { return now > before ? now - before : 0; }
 
 }  // namespace
@@ -109,7 +113,10 @@ absl::StatusOr<WatchOutcome> WatchJob(quern::v1::Jobs::Stub& jobs, const Job& jo
     // What is being published is published: that is quick, and every step of it may be done again.
     if (outcome.job.state() == Job::PUBLISHING) continue;
     if (!draining) {
-      progress.Message("stopping: the shards in flight are finished first; press Ctrl-C again to abort");
+      progress.Message(absl::StrCat(
+          "stopping: ",
+          job.spec().has_verify() ? "the files that are being checked are finished first" : "the shards in flight are finished first",
+          "; press Ctrl-C again to abort"));
       QUERN_RETURN_IF_ERROR(farm->DrainWorker());
       draining = true;
     }
@@ -118,6 +125,13 @@ absl::StatusOr<WatchOutcome> WatchJob(quern::v1::Jobs::Stub& jobs, const Job& jo
   progress.Clear();
   if (HasEnded(outcome.job)) outcome.interrupted = false;
   outcome.elapsed = clock->Monotonic() - start;
+  if (HasEnded(job)) {
+    // There was nothing to watch: what the job did all in all.
+    outcome.elapsed = TimeBetween(job.create_time(), job.end_time());
+    outcome.bytes_read = job.progress().bytes_read();
+    outcome.bytes_written = job.progress().bytes_written();
+    return outcome;
+  }
   outcome.bytes_read = Growth(before.bytes_read(), outcome.job.progress().bytes_read());
   outcome.bytes_written = Growth(before.bytes_written(), outcome.job.progress().bytes_written());
   return outcome;

@@ -17,7 +17,7 @@ namespace quern::client {
 struct WatchOutcome {
   quern::v1::Job job;        // the newest state; ended unless `interrupted`
   bool interrupted = false;  // by Ctrl-C
-  // Of this watch, not of earlier runs of the job.
+  // Of this watch, not of earlier runs of the job; of the whole job when it had ended before.
   absl::Duration elapsed;
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;

@@ -84,6 +84,17 @@ TEST_F(WatchJobTest, EndedJobNeedsNoStream) {
   EXPECT_EQ(outcome.job.state(), Job::FAILED);
 }
 
+TEST_F(WatchJobTest, EndedJobShowsWhatItDidAllInAll) {
+  Job job = JobIn(Job::SUCCEEDED, 900);
+  job.mutable_create_time()->set_seconds(1000);
+  job.mutable_create_time()->set_nanos(900'000'000);
+  job.mutable_end_time()->set_seconds(1065);
+  job.mutable_end_time()->set_nanos(400'000'000);
+  QUERN_ASSERT_OK_AND_ASSIGN(WatchOutcome outcome, Watch(job));
+  EXPECT_EQ(outcome.elapsed, absl::Milliseconds(64'500));
+  EXPECT_EQ(outcome.bytes_read, 900);
+}
+
 TEST_F(WatchJobTest, LostConnectionIsTriedAgain) {
   service_.Add([](grpc::ServerContext*, grpc::ServerWriter<Job>* writer) {
     writer->Write(JobIn(Job::RUNNING));

@@ -7,8 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "quant/integer_scheme.h"
-#include "quant/tile_status.h"
+#include "quant/tile_support.h"
 
 namespace quern::quant {
 namespace {
@@ -61,10 +60,6 @@ void AppendFloat(std::string& bytes, DType dtype, float value) {
 float ReadScale(const unsigned char* at, DType dtype) {
   if (dtype == DType::kU8) return scalar::E8m0::ToFloat(*at);
   return WithDType(dtype, [&](auto d) { return decltype(d)::ToFloat(scalar::LoadElement<decltype(d)>(at, 0)); });
-}
-
-unsigned char* AddressIn(const RegionBuffer& buffer, int64_t row, int64_t byte) {
-  return reinterpret_cast<unsigned char*>(buffer.data) + (row - buffer.first_row) * buffer.row_stride + (byte - buffer.first_byte);
 }
 
 std::vector<uint64_t> Dims(int64_t rows, int64_t cols) { return {static_cast<uint64_t>(rows), static_cast<uint64_t>(cols)}; }

@@ -42,8 +42,7 @@ TEST(IntegerSchemeTest, OneObjectASpec) {
 }
 
 TEST(IntegerSchemeTest, RegionsInFileOrder) {
-  QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> regions,
-                             SchemeOf(3, 32, false).Regions(DType::kBF16, {70, 96}));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> regions, SchemeOf(3, 32, false).Regions(DType::kBF16, {70, 96}));
   ASSERT_EQ(regions.size(), 4u);
   EXPECT_EQ(regions[0].suffix, "weight_packed");
   EXPECT_EQ(regions[0].dtype, DType::kI32);
@@ -71,8 +70,7 @@ TEST(IntegerSchemeTest, SymmetricHasNoZeroPointAndChannelOneScaleARow) {
   EXPECT_THAT(regions[0].shape, ElementsAre(4, 4));
   EXPECT_EQ(regions[1].dtype, DType::kF32);
   EXPECT_THAT(regions[1].shape, ElementsAre(4, 1));
-  QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> asymmetric,
-                             SchemeOf(4, 0, false).Regions(DType::kF16, {9, 64}));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> asymmetric, SchemeOf(4, 0, false).Regions(DType::kF16, {9, 64}));
   EXPECT_THAT(asymmetric[2].shape, ElementsAre(2, 1));
   EXPECT_EQ(asymmetric[2].row_numerator, 1);
   EXPECT_EQ(asymmetric[2].row_denominator, 8);
@@ -88,8 +86,63 @@ TEST(IntegerSchemeTest, WeightsThatDoNotFitAreRefused) {
   EXPECT_THAT(scheme.CheckWeight(DType::kBF16, {4, 0}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no elements")));
   QUERN_EXPECT_OK(scheme.CheckWeight(DType::kF16, {1, 256}));
   QUERN_EXPECT_OK(SchemeOf(3, 0, false).CheckWeight(DType::kF32, {1, 7}));
-  EXPECT_THAT(scheme.Regions(DType::kBF16, {64, 192}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("192")));
+  EXPECT_THAT(scheme.Regions(DType::kBF16, {64, 192}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("192")));
+}
+
+const Scheme& WithActivations(int bits, Strategy strategy, int64_t group, bool symmetric, Activations activations) {
+  SchemeSpec spec;
+  spec.num_bits = bits;
+  spec.symmetric = symmetric;
+  spec.strategy = strategy;
+  spec.group_size = group;
+  spec.activations = activations;
+  return **Scheme::For(spec);
+}
+
+TEST(IntegerSchemeTest, QuantizedActivationsMeanOneByteACode) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> regions,
+                             WithActivations(4, Strategy::kGroup, 32, false, Activations::kFp8Token).Regions(DType::kF16, {70, 96}));
+  ASSERT_EQ(regions.size(), 3u);
+  EXPECT_EQ(regions[0].suffix, "weight");
+  EXPECT_EQ(regions[0].dtype, DType::kI8);
+  EXPECT_THAT(regions[0].shape, ElementsAre(70, 96));
+  EXPECT_EQ(regions[0].bytes_per_row, 96);
+  EXPECT_EQ(regions[1].suffix, "weight_scale");
+  EXPECT_EQ(regions[1].dtype, DType::kF16);
+  EXPECT_THAT(regions[1].shape, ElementsAre(70, 3));
+  EXPECT_EQ(regions[2].suffix, "weight_zero_point");
+  EXPECT_EQ(regions[2].dtype, DType::kI8);
+  EXPECT_THAT(regions[2].shape, ElementsAre(70, 3));
+  EXPECT_EQ(regions[2].bytes_per_row, 3);
+  EXPECT_FALSE(regions[2].accumulates);
+  EXPECT_EQ(WithActivations(8, Strategy::kChannel, 0, true, Activations::kInt8Token).EffectiveBits(DType::kBF16, {64, 128}), 8.125);
+}
+
+TEST(IntegerSchemeTest, OneScaleForTheWholeWeightIsComputed) {
+  for (const Activations activations : {Activations::kNone, Activations::kInt8Token}) {
+    const Scheme& scheme = WithActivations(4, Strategy::kTensor, 0, false, activations);
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::vector<Region> regions, scheme.Regions(DType::kBF16, {70, 96}));
+    ASSERT_EQ(regions.size(), activations == Activations::kNone ? 4u : 3u);
+    for (const size_t i : {1, 2}) {
+      EXPECT_THAT(regions[i].shape, ElementsAre(1));
+      EXPECT_TRUE(regions[i].computed);
+    }
+    EXPECT_EQ(regions[2].dtype, DType::kI8);
+    EXPECT_TRUE(scheme.NeedsStatistics({70, 96}, {70, 96}));
+    EXPECT_FALSE(scheme.SharesSetScale());
+    const TestWeight weight = RandomWeight(DType::kBF16, {70, 96}, 2);
+    Tile tile;
+    tile.dtype = DType::kBF16;
+    tile.row_end = 1;
+    tile.col_end = 96;
+    tile.data = reinterpret_cast<const std::byte*>(weight.bytes.data());
+    std::vector<RegionBuffer> buffers(regions.size());
+    RowError error;
+    EXPECT_THAT(scheme.Encode(tile, ModuleInputs(), nullptr, NonfinitePolicy::kFail, buffers, absl::MakeSpan(&error, 1)),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("needs statistics")));
+    EXPECT_THAT(scheme.ComputedRegions(DType::kBF16, {70, 96}, nullptr, ModuleInputs()),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("needs statistics")));
+  }
 }
 
 TEST(IntegerSchemeTest, EffectiveBitsCountScalesAndZeroPoints) {
@@ -243,6 +296,8 @@ TEST(IntegerSchemeTest, ARangeThatOverflowsFailsNamingTheGroup) {
   std::memcpy(&scale, clamped.data[1].data() + 4, 2);
   EXPECT_TRUE(scalar::F16::IsFinite(scale));
   QUERN_EXPECT_OK(EncodeWeight(SchemeOf(4, 32, false, Numerics::kPrecise), weight, Tiling()));
+  EXPECT_THAT(EncodeWeight(WithActivations(4, Strategy::kTensor, 0, false, Activations::kNone), weight, Tiling()),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the whole weight: the difference")));
 }
 
 TEST(IntegerSchemeTest, MisplacedTilesAreRefused) {

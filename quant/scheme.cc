@@ -9,6 +9,8 @@
 #include "base/status_macros.h"
 #include "quant/float_scheme.h"
 #include "quant/integer_scheme.h"
+#include "quant/plain_scheme.h"
+#include "quant/tile_support.h"
 
 namespace quern::quant {
 namespace {
@@ -31,6 +33,18 @@ class InlineBackend : public EncodeBackend {
   }
 };
 
+std::unique_ptr<const Scheme> Make(const SchemeSpec& spec) {
+  switch (spec.type) {
+    case NumberType::kPlain:
+      return std::make_unique<PlainScheme>(spec);
+    case NumberType::kFloat:
+      return std::make_unique<FloatScheme>(spec);
+    case NumberType::kInt:
+      break;
+  }
+  return std::make_unique<IntegerScheme>(spec);
+}
+
 }  // namespace
 
 absl::StatusOr<const Scheme*> Scheme::For(const SchemeSpec& spec) {
@@ -38,13 +52,7 @@ absl::StatusOr<const Scheme*> Scheme::For(const SchemeSpec& spec) {
   Registry& registry = TheRegistry();
   MutexLock lock(&registry.mutex);
   std::unique_ptr<const Scheme>& scheme = registry.schemes[spec.ToString()];
-  if (scheme == nullptr) {
-    if (spec.type == NumberType::kFloat) {
-      scheme = std::make_unique<FloatScheme>(spec);
-    } else {
-      scheme = std::make_unique<IntegerScheme>(spec);
-    }
-  }
+  if (scheme == nullptr) scheme = Make(spec);
   return scheme.get();
 }
 
@@ -53,15 +61,9 @@ absl::StatusOr<std::vector<std::string>> Scheme::ComputedRegions(DType, Shape2D,
 }
 
 void Scheme::AddErrors(const Tile& source, const std::byte* decoded, int64_t decoded_row_stride, absl::Span<RowError> errors) {
-  const absl::StatusOr<ElementType> element = ElementTypeOf(source.dtype);
-  if (!element.ok()) std::abort();  // Callers have the dtype from a weight that CheckWeight admitted.
-  IntegerTile work;
-  work.element = *element;
-  work.rows = source.rows();
-  work.columns = source.cols();
-  work.elements = reinterpret_cast<const unsigned char*>(source.data);
-  work.element_stride = source.row_stride;
-  quant::AddErrors(work, reinterpret_cast<const unsigned char*>(decoded), decoded_row_stride, errors.data());
+  const absl::StatusOr<IntegerTile> work = ElementsOf(source);
+  if (!work.ok()) std::abort();  // Callers have the dtype from a weight that CheckWeight admitted.
+  quant::AddErrors(*work, reinterpret_cast<const unsigned char*>(decoded), decoded_row_stride, errors.data());
 }
 
 std::string KernelTarget() { return ActiveTarget(); }

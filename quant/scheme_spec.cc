@@ -213,22 +213,51 @@ absl::StatusOr<SchemeSpec> ToModelOpt(const SchemeSpec& spec) {
       absl::StrCat("scheme \"", spec.ToString(), "\" has no form in ModelOpt's format; it has FP8_DYNAMIC, FP8, NVFP4A16 and NVFP4"));
 }
 
+absl::StatusOr<SchemeSpec> PlainSpec(DType dtype) {
+  SchemeSpec spec;
+  spec.type = NumberType::kPlain;
+  spec.num_bits = dtype == DType::kF32 ? 32 : 16;
+  spec.strategy = Strategy::kTensor;
+  spec.group_size = 0;
+  if (dtype == DType::kBF16) spec.scale = ScaleType::kBf16;
+  if (PlainDType(spec) != dtype) {
+    return absl::InvalidArgumentError(absl::StrCat("plain weights are BF16, F16 or F32, not ", DTypeName(dtype)));
+  }
+  return spec;
+}
+
+DType PlainDType(const SchemeSpec& spec) {
+  if (spec.num_bits == 32) return DType::kF32;
+  return spec.scale == ScaleType::kBf16 ? DType::kBF16 : DType::kF16;
+}
+
 absl::Status CheckSupported(const SchemeSpec& spec) {
   const auto unsupported = [&](absl::string_view what) {
     return absl::InvalidArgumentError(absl::StrCat("scheme \"", spec.ToString(), "\" is not supported: ", what));
   };
   if (spec.type == NumberType::kFloat) return CheckFloatScheme(spec);
-  if (spec.type != NumberType::kInt) return unsupported("only integer and float weights are");
+  if (spec.type == NumberType::kPlain) {
+    const absl::StatusOr<SchemeSpec> plain = PlainSpec(PlainDType(spec));
+    return *plain == spec ? absl::OkStatus() : unsupported(absl::StrCat("plain values of that dtype are \"", plain->ToString(), "\""));
+  }
   if (spec.num_bits < 2 || spec.num_bits > 8) return unsupported("integers have 2 to 8 bits");
-  if (spec.strategy != Strategy::kGroup && spec.strategy != Strategy::kChannel) return unsupported("strategies are group and channel");
+  if (spec.strategy != Strategy::kGroup && spec.strategy != Strategy::kChannel && spec.strategy != Strategy::kTensor) {
+    return unsupported("strategies of integers are group, channel and tensor");
+  }
   if (spec.strategy == Strategy::kGroup && (spec.group_size < 1 || spec.group_size > kLargestGroup)) {
     return unsupported(absl::StrCat("a group has 1 to ", kLargestGroup, " columns"));
   }
-  if (spec.strategy == Strategy::kChannel && spec.group_size != 0) return unsupported("channel has no group size");
-  if (spec.activations != Activations::kNone || spec.scale != ScaleType::kWeight || spec.convention != Convention::kCompressedTensors) {
-    return unsupported("weights only, with scales of their own dtype, in the convention of compressed-tensors");
+  if (spec.strategy != Strategy::kGroup && spec.group_size != 0) return unsupported("channel and tensor have no group size");
+  if (spec.scale != ScaleType::kWeight) return unsupported("scales of integers are of the weight's dtype");
+  if (spec.convention != Convention::kCompressedTensors) return unsupported("integers exist in the convention of compressed-tensors only");
+  if (spec.activations != Activations::kNone && spec.activations != Activations::kInt4Token &&
+      spec.activations != Activations::kInt8Token && spec.activations != Activations::kFp8Token) {
+    return unsupported("activations beside integer weights are int4_token, int8_token or fp8_token");
   }
-  if (spec.observer != Observer::kMinMax) return unsupported("the only observer is minmax");
+  if (spec.observer == Observer::kSweep) return unsupported("the sweep over block scales is for NVFP4");
+  if (spec.observer != Observer::kMinMax && spec.strategy == Strategy::kTensor) {
+    return unsupported("with one scale for the whole weight the observer is minmax");
+  }
   return absl::OkStatus();
 }
 

@@ -8,11 +8,14 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/dtype.h"
 
 namespace quern::quant {
 
-// kPlain: not quantized, the values themselves in BF16, F16 or F32: num_bits 16 or 32, where 16 bits with scale=bf16 are BF16 and else F16.
-// Decoding a checkpoint to plain weights is encoding them in this "scheme".
+// kPlain: not quantized, the values themselves in BF16, F16 or F32: num_bits 16 or 32, where 16 bits with scale=bf16 are BF16 and else F16;
+// strategy tensor, symmetric, minmax, reference. Decoding a checkpoint to plain weights is encoding them in this "scheme". Its texts are
+// exactly "plain16 tensor symmetric observer=minmax numerics=reference scale=bf16", "plain16 tensor symmetric observer=minmax
+// numerics=reference" (F16) and "plain32 tensor symmetric observer=minmax numerics=reference".
 enum class NumberType { kInt, kFloat, kPlain };
 enum class Strategy { kTensor, kChannel, kGroup, kBlock, kTensorGroup };
 // kSweep: NVFP4 only, all 126 positive E4M3 values as scale of every block.
@@ -53,6 +56,11 @@ struct SchemeSpec {
 // INVALID_ARGUMENT lists the known names.
 absl::StatusOr<SchemeSpec> PresetScheme(absl::string_view name);
 std::vector<std::string> PresetNames();
+
+// The plain scheme that stores values in a dtype; INVALID_ARGUMENT for another than BF16, F16 and F32.
+absl::StatusOr<SchemeSpec> PlainSpec(DType dtype);
+// The dtype in which a plain scheme stores values.
+DType PlainDType(const SchemeSpec& spec);
 
 // The same weights in the convention of ModelOpt; INVALID_ARGUMENT names the schemes that it has.
 absl::StatusOr<SchemeSpec> ToModelOpt(const SchemeSpec& spec);

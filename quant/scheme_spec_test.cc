@@ -91,6 +91,10 @@ TEST(SchemeSpecTest, OnlySomeSchemesExistInModelOpt) {
   EXPECT_THAT(ToModelOpt(*PresetScheme("W4A16")), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("NVFP4A16")));
 }
 
+TEST(SchemeSpecTest, IntegerPresetsAreSupported) {
+  for (const char* name : {"W4A16", "W3A16_ASYM", "W8A8", "W4A8", "W2A8", "W4AFP8"}) QUERN_EXPECT_OK(CheckSupported(*PresetScheme(name)));
+}
+
 TEST(SchemeSpecTest, UnsupportedSpecsSayWhy) {
   const auto why = [](auto change) {
     SchemeSpec spec;
@@ -98,8 +102,12 @@ TEST(SchemeSpecTest, UnsupportedSpecsSayWhy) {
     return CheckSupported(spec);
   };
   EXPECT_THAT(why([](SchemeSpec& s) { s.type = NumberType::kFloat; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("integer")));
-  EXPECT_THAT(why([](SchemeSpec& s) { s.activations = Activations::kInt8Token; }),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weights only")));
+  EXPECT_THAT(why([](SchemeSpec& s) { s.activations = Activations::kMxfp4; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("int8_token or fp8_token")));
+  EXPECT_THAT(why([](SchemeSpec& s) { s.scale = ScaleType::kF32; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("of the weight's dtype")));
+  EXPECT_THAT(why([](SchemeSpec& s) { s.convention = Convention::kModelOpt; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("compressed-tensors only")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.num_bits = 1; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 to 8 bits")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.num_bits = 9; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 to 8 bits")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.strategy = Strategy::kBlock; }),
@@ -108,7 +116,13 @@ TEST(SchemeSpecTest, UnsupportedSpecsSayWhy) {
   EXPECT_THAT(why([](SchemeSpec& s) { s.group_size = 1 << 17; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("65536 columns")));
   EXPECT_THAT(why([](SchemeSpec& s) { s.strategy = Strategy::kChannel; }),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no group size")));
-  EXPECT_THAT(why([](SchemeSpec& s) { s.observer = Observer::kMse; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("minmax")));
+  EXPECT_THAT(why([](SchemeSpec& s) { s.observer = Observer::kSweep; }), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("NVFP4")));
+  EXPECT_THAT(why([](SchemeSpec& s) {
+                s.observer = Observer::kMse;
+                s.strategy = Strategy::kTensor;
+                s.group_size = 0;
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the observer is minmax")));
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "quant/test_weight.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -34,20 +37,48 @@ Tile TileOf(const TestWeight& weight, int64_t row_begin, int64_t row_end, int64_
   return tile;
 }
 
-std::vector<Tile> TilesOf(const TestWeight& weight, const Tiling& tiling) {
-  std::vector<Tile> tiles;
+// Tiles that one thread has to work off in their order: a band, or the segments of a row.
+using Piece = std::vector<Tile>;
+
+std::vector<Piece> PiecesOf(const TestWeight& weight, const Tiling& tiling) {
+  std::vector<Piece> pieces;
   if (tiling.segment_columns == 0) {
     for (int64_t row = 0; row < weight.shape.rows; row += tiling.band_rows) {
-      tiles.push_back(TileOf(weight, row, std::min(row + tiling.band_rows, weight.shape.rows), 0, weight.shape.cols));
+      pieces.push_back({TileOf(weight, row, std::min(row + tiling.band_rows, weight.shape.rows), 0, weight.shape.cols)});
     }
-    return tiles;
-  }
-  for (int64_t row = 0; row < weight.shape.rows; ++row) {
-    for (int64_t column = 0; column < weight.shape.cols; column += tiling.segment_columns) {
-      tiles.push_back(TileOf(weight, row, row + 1, column, std::min(column + tiling.segment_columns, weight.shape.cols)));
+  } else {
+    for (int64_t row = 0; row < weight.shape.rows; ++row) {
+      Piece& segments = pieces.emplace_back();
+      for (int64_t column = 0; column < weight.shape.cols; column += tiling.segment_columns) {
+        segments.push_back(TileOf(weight, row, row + 1, column, std::min(column + tiling.segment_columns, weight.shape.cols)));
+      }
     }
   }
-  return tiles;
+  if (tiling.threads > 0) {
+    uint64_t state = tiling.order;
+    for (size_t i = pieces.size(); i > 1; --i) std::swap(pieces[i - 1], pieces[Next(state) % i]);
+  }
+  return pieces;
+}
+
+// Calls `work(thread, tile)` for all tiles; the first error of each thread ends it.
+absl::Status ForEachTile(const std::vector<Piece>& pieces, const Tiling& tiling,
+                         const std::function<absl::Status(int, const Tile&)>& work) {
+  std::atomic<size_t> next = 0;
+  std::vector<absl::Status> statuses(std::max(tiling.threads, 1));
+  const auto run = [&](int thread) {
+    for (size_t i = next++; i < pieces.size() && statuses[thread].ok(); i = next++) {
+      for (const Tile& tile : pieces[i]) {
+        if (statuses[thread].ok()) statuses[thread] = work(thread, tile);
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int thread = 1; thread < tiling.threads; ++thread) threads.emplace_back(run, thread);
+  run(0);
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) QUERN_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
 }
 
 void Append(std::string& bytes, DType dtype, float value) {
@@ -59,6 +90,12 @@ void Append(std::string& bytes, DType dtype, float value) {
   } else {
     put(scalar::F32::FromFloat(value));
   }
+}
+
+uint64_t SizeOf(const Region& region) {
+  uint64_t size = BytesPerElement(region.dtype);
+  for (const uint64_t dimension : region.shape) size *= dimension;
+  return size;
 }
 
 static_assert(std::is_trivially_copyable_v<RowError>);
@@ -83,23 +120,26 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeigh
     encoded.data.push_back(region.constant);
     // What accumulates begins as zeros; garbage elsewhere shows bytes that nobody writes.
     if (region.constant.empty() && !region.computed) {
-      encoded.data.back().assign(region.shape[0] * region.bytes_per_row, region.accumulates ? '\0' : '\xA5');
+      encoded.data.back().assign(SizeOf(region), region.accumulates ? '\0' : '\xA5');
     }
   }
   encoded.errors.resize(weight.shape.rows);
-  const std::vector<Tile> tiles = TilesOf(weight, tiling);
+  const std::vector<Piece> pieces = PiecesOf(weight, tiling);
   std::unique_ptr<Statistics> statistics;
-  if (scheme.NeedsStatistics(weight.shape, {tiles[0].rows(), tiles[0].cols()})) {
+  if (scheme.NeedsStatistics(weight.shape, {pieces[0][0].rows(), pieces[0][0].cols()})) {
+    // One a thread and one more, merged.
     statistics = scheme.NewStatistics(weight.shape);
-    // Two partial ones, merged.
-    const std::unique_ptr<Statistics> other = scheme.NewStatistics(weight.shape);
-    for (size_t i = 0; i < tiles.size(); ++i) {
-      QUERN_RETURN_IF_ERROR(scheme.Observe(tiles[i], inputs, i % 3 == 1 ? *other : *statistics));
-    }
-    statistics->Merge(*other);
+    std::vector<std::unique_ptr<Statistics>> parts;
+    for (int thread = 0; thread < std::max(tiling.threads, 1); ++thread) parts.push_back(scheme.NewStatistics(weight.shape));
+    QUERN_RETURN_IF_ERROR(ForEachTile(pieces, tiling, [&](int thread, const Tile& tile) {
+      const bool first = thread == 0 && tile.row_begin % 3 == 1;
+      return scheme.Observe(tile, inputs, first ? *statistics : *parts[thread]);
+    }));
+    for (const std::unique_ptr<Statistics>& part : parts) statistics->Merge(*part);
     for (const TestWeight& member : others) {
       const std::unique_ptr<Statistics> more = scheme.NewStatistics(member.shape);
-      for (const Tile& tile : TilesOf(member, tiling)) QUERN_RETURN_IF_ERROR(scheme.Observe(tile, inputs, *more));
+      QUERN_RETURN_IF_ERROR(
+          ForEachTile(PiecesOf(member, tiling), Tiling(), [&](int, const Tile& tile) { return scheme.Observe(tile, inputs, *more); }));
       statistics->Merge(*more);
     }
   }
@@ -112,10 +152,10 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const Scheme& scheme, const TestWeigh
   }
   if (next != computed.size()) return absl::InternalError("more computed regions than regions that are computed");
   const std::vector<RegionBuffer> buffers = BuffersOf(encoded);
-  for (const Tile& tile : tiles) {
-    QUERN_RETURN_IF_ERROR(scheme.Encode(tile, inputs, statistics.get(), nonfinite, buffers,
-                                        absl::MakeSpan(encoded.errors).subspan(tile.row_begin, tile.rows())));
-  }
+  QUERN_RETURN_IF_ERROR(ForEachTile(pieces, tiling, [&](int, const Tile& tile) {
+    return scheme.Encode(tile, inputs, statistics.get(), nonfinite, buffers,
+                         absl::MakeSpan(encoded.errors).subspan(tile.row_begin, tile.rows()));
+  }));
   return encoded;
 }
 
@@ -123,9 +163,9 @@ absl::StatusOr<std::string> DecodeWeight(const Scheme& scheme, const TestWeight&
   TestWeight decoded = weight;
   std::fill(decoded.bytes.begin(), decoded.bytes.end(), '\xA5');
   const std::vector<RegionBuffer> buffers = BuffersOf(encoded);
-  for (const Tile& tile : TilesOf(decoded, tiling)) {
-    QUERN_RETURN_IF_ERROR(scheme.Decode(tile, buffers, const_cast<std::byte*>(tile.data)));
-  }
+  QUERN_RETURN_IF_ERROR(ForEachTile(PiecesOf(decoded, tiling), tiling, [&](int, const Tile& tile) {
+    return scheme.Decode(tile, buffers, const_cast<std::byte*>(tile.data));
+  }));
   return decoded.bytes;
 }
 

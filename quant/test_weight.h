@@ -23,6 +23,9 @@ struct TestWeight {
 struct Tiling {
   int64_t band_rows = 32;
   int64_t segment_columns = 0;
+  // Threads that take bands (or rows of segments) in an order drawn from `order`; 0: in order, by the calling thread.
+  int threads = 0;
+  uint64_t order = 0;
 };
 
 struct EncodedWeight {

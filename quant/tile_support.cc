@@ -1,5 +1,7 @@
 #include "quant/tile_support.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -39,6 +41,40 @@ absl::Status CheckTile(const Tile& tile, int64_t row_multiple, int64_t column_mu
 absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column) {
   return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is ", is_nan ? "NaN" : "infinite",
                                                  "; repair the weight, or replace such elements with nonfinite: clamp"));
+}
+
+absl::StatusOr<float> ImportanceFactor(absl::Span<const float> importance, int64_t columns) {
+  if (static_cast<int64_t>(importance.size()) < columns) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the importance has ", importance.size(), " values for a weight of at least ", columns, " columns"));
+  }
+  float largest = 0;
+  for (size_t i = 0; i < importance.size(); ++i) {
+    if (!(importance[i] >= 0 && importance[i] <= scalar::F32::kLargest)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the importance of column ", i, " is ", importance[i], "; each is a mean of squares, finite and not negative"));
+    }
+    largest = std::max(largest, importance[i]);
+  }
+  return largest == 0 ? 0.0f : scalar::DifferenceFactor(largest);
+}
+
+absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group, bool whole_weight) {
+  const int64_t row = tile.row_begin + problem.row;
+  const int64_t column = tile.col_begin + problem.column;
+  switch (problem.kind) {
+    case scalar::Problem::kNone:
+      return absl::OkStatus();
+    case scalar::Problem::kNan:
+    case scalar::Problem::kInf:
+      return NonfiniteStatus(problem.kind == scalar::Problem::kNan, row, column);
+    case scalar::Problem::kOverflow:
+      break;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      whole_weight ? std::string("the whole weight") : absl::StrCat("row ", row, ", columns ", column, " to ", column + group - 1),
+      ": the difference of the largest and the smallest value overflows ", DTypeName(tile.dtype),
+      ", so that the scale is not finite; use a symmetric scheme, or nonfinite: clamp"));
 }
 
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile) {

@@ -28,6 +28,14 @@ inline unsigned char* AddressIn(const RegionBuffer& buffer, int64_t row, int64_t
 // The error for an element that is NaN or infinite, at a place of the whole weight.
 absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column);
 
+// The power of two that brings the largest importance of a weight's columns to at least 1 and below 2; 0 where all are 0, so that all
+// columns count alike. INVALID_ARGUMENT for values that are negative or not finite, and for less than `columns` of them.
+absl::StatusOr<float> ImportanceFactor(absl::Span<const float> importance, int64_t columns);
+
+// INVALID_ARGUMENT naming the element of the weight, or OK for kNone. `group` is the number of columns of a group whose range overflows;
+// `whole_weight`: the range is that of the whole weight.
+absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group, bool whole_weight = false);
+
 // The tile as the kernels of elements take it: no regions.
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile);
 

@@ -13,13 +13,14 @@ class DeleteCommand : public JobCommand {
 
   absl::StatusOr<ExitCode> Run(Console& console) override {
     Interrupt interrupt;
+    QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
     quern::v1::DeleteJobRequest request;
-    request.set_name(job());
+    request.set_name(name);
     quern::v1::DeleteJobResponse response;
     QUERN_RETURN_IF_ERROR(
         CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->DeleteJob(context, request, &response); }));
-    console.out << (json() ? ToJson(response) : job() + "  deleted\n");
+    console.out << (json() ? ToJson(response) : name + "  deleted\n");
     return ExitCode::kDone;
   }
 };

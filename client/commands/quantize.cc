@@ -37,6 +37,7 @@ class QuantizeCommand : public Command {
     spec.mutable_quantize()->set_memory(memory);
     spec.mutable_quantize()->set_reader(worker_.reader);
     QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), AbsolutePath(output_));
+    QUERN_RETURN_IF_ERROR(CheckApart(spec.quantize().source(), spec.output()));
 
     QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker_, /*durable=*/true, console));
     const ExitCode code = outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);

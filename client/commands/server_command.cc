@@ -27,10 +27,11 @@ class JobChangeCommand : public JobCommand {
 
   absl::StatusOr<ExitCode> Run(Console& console) override {
     Interrupt interrupt;
+    QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
     quern::v1::Job changed;
     QUERN_RETURN_IF_ERROR(
-        CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return call_(*jobs, context, job(), &changed); }));
+        CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return call_(*jobs, context, name, &changed); }));
     console.out << (json() ? ToJson(changed) : absl::StrCat(changed.name(), "  ", StateName(changed.state()), "\n"));
     return ExitCode::kDone;
   }

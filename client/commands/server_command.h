@@ -33,7 +33,8 @@ class JobCommand : public ServerCommand {
   void AddOptions(CLI::App& app) override;
 
  protected:
-  std::string job() const { return JobName(job_); }
+  // As it was typed.
+  const std::string& job() const { return job_; }
 
  private:
   std::string job_;

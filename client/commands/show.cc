@@ -14,9 +14,10 @@ class ShowCommand : public JobCommand {
 
   absl::StatusOr<ExitCode> Run(Console& console) override {
     Interrupt interrupt;
+    QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
     quern::v1::GetJobRequest request;
-    request.set_name(job());
+    request.set_name(name);
     quern::v1::Job shown;
     QUERN_RETURN_IF_ERROR(
         CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->GetJob(context, request, &shown); }));
@@ -24,7 +25,7 @@ class ShowCommand : public JobCommand {
       console.out << ToJson(shown);
       return ExitCode::kDone;
     }
-    QUERN_ASSIGN_OR_RETURN(const quern::v1::ListTasksResponse tasks, ListAllTasks(*jobs, job(), interrupt));
+    QUERN_ASSIGN_OR_RETURN(const quern::v1::ListTasksResponse tasks, ListAllTasks(*jobs, name, interrupt));
     console.out << FormatJob(shown, tasks);
     return ExitCode::kDone;
   }

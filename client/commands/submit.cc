@@ -9,7 +9,6 @@
 #include "client/job_options.h"
 #include "client/json_output.h"
 #include "client/paths.h"
-#include "client/progress.h"
 
 namespace quern::client {
 namespace {
@@ -21,7 +20,9 @@ constexpr std::chrono::milliseconds kPause(500);
 class SubmitCommand : public ServerCommand {
  public:
   std::string Name() const override { return "submit"; }
-  std::string Summary() const override { return "Give a standing coordinator a checkpoint to quantize, or to make plain"; }
+  std::string Summary() const override {
+    return "Give a standing coordinator a checkpoint to quantize, or to make plain; memory and threads are those of its workers";
+  }
   std::string Example() const override {
     return "quern submit /models/Laguna-S -o /models/Laguna-S-W4 --scheme W4A16_ASYM --group-size 32 --targets routed_experts --detach";
   }
@@ -38,7 +39,7 @@ class SubmitCommand : public ServerCommand {
         ->check(CLI::IsMember({"auto", "direct", "buffered", "mmap"}))
         ->type_name("MODE");
     app.add_option("--priority", priority_, "Jobs with a higher number go first")->type_name("N");
-    app.add_flag("--detach", detach_, "Print the job's name and do not wait for its end");
+    app.add_flag("--detach", detach_, "Print the job's name, and nothing else, and do not wait for its end");
     ServerCommand::AddOptions(app);
   }
 
@@ -72,7 +73,7 @@ class SubmitCommand : public ServerCommand {
       console.err << job.name() << "\n";
       return WatchAndReport(*jobs, job, interrupt, json(), console);
     }
-    console.out << (json() ? ToJson(job) : absl::StrCat(job.name(), "  ", StateName(job.state()), "\n"));
+    console.out << (json() ? ToJson(job) : absl::StrCat(job.name(), "\n"));
     return ExitCode::kDone;
   }
 

@@ -14,8 +14,9 @@ class TasksCommand : public JobCommand {
 
   absl::StatusOr<ExitCode> Run(Console& console) override {
     Interrupt interrupt;
+    QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
-    QUERN_ASSIGN_OR_RETURN(const quern::v1::ListTasksResponse tasks, ListAllTasks(*jobs, job(), interrupt));
+    QUERN_ASSIGN_OR_RETURN(const quern::v1::ListTasksResponse tasks, ListAllTasks(*jobs, name, interrupt));
     console.out << (json() ? ToJson(tasks) : FormatTasks(tasks));
     return ExitCode::kDone;
   }

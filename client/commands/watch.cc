@@ -12,9 +12,10 @@ class WatchCommand : public JobCommand {
 
   absl::StatusOr<ExitCode> Run(Console& console) override {
     Interrupt interrupt;
+    QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
     quern::v1::GetJobRequest request;
-    request.set_name(job());
+    request.set_name(name);
     quern::v1::Job watched;
     QUERN_RETURN_IF_ERROR(
         CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->GetJob(context, request, &watched); }));

@@ -45,6 +45,7 @@ Manifest Example() {
   manifest.export_format = "compressed-tensors";
   manifest.max_shard_size = std::numeric_limits<uint64_t>::max();
   manifest.source_files = {{"model-00001-of-00002.safetensors", 10, Sha256Of("a")}, {"model-00002-of-00002.safetensors", 0, Sha256Of("b")}};
+  manifest.inputs = {{"importance.safetensors", 12, Sha256Of("i")}};
   manifest.files = {{"code/tokenizer \"x\".py", 7, Sha256Of("c")}, {"model.safetensors", 1, Sha256Of("d")}};
   manifest.modules = {Module("layers.0.gate"), Module("layers.0.üp")};
   manifest.copied = {{"norm.weight", "model-00001-of-00002.safetensors", Xxh3_128Of("n"), "model.safetensors", "norms", "not 2-D"}};
@@ -70,6 +71,8 @@ TEST(ManifestTest, RoundTripGivesTheSameText) {
   EXPECT_EQ(parsed.copied[0].role, "norms");
   ASSERT_THAT(parsed.dropped, SizeIs(1));
   EXPECT_EQ(parsed.dropped[0].reason, "decoded into the weight");
+  ASSERT_THAT(parsed.inputs, SizeIs(1));
+  EXPECT_EQ(parsed.inputs[0].sha256, Sha256Of("i"));
   ASSERT_THAT(parsed.source_files, SizeIs(2));
   EXPECT_EQ(parsed.source_files[0].size, 10u);
 }

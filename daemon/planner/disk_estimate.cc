@@ -1,7 +1,10 @@
 #include "daemon/planner/disk_estimate.h"
 
+#include <algorithm>
+
 #include "absl/strings/string_view.h"
 #include "base/byte_size.h"
+#include "base/task_memory.h"
 #include "checkpoint/json_cursor.h"
 
 namespace quern::daemon {
@@ -64,6 +67,26 @@ uint64_t EstimateDiskBesideFiles(const Plan& plan, uint64_t config_bytes) {
   for (const quern::v1::TaskSpec& task : plan.tasks) bytes += Quoted(task.label()) + kManifestFile + kRunTask;
   for (const std::string& name : summary.side_files()) bytes += Quoted(name) + kManifestFile;
   return bytes;
+}
+
+uint64_t EstimateSpill(const Plan& plan, uint64_t memory) {
+  constexpr uint64_t kAlignment = 64;
+  uint64_t most = 0;
+  for (const quern::v1::TaskSpec& task : plan.tasks) {
+    // The file of a module may live on while that of the next one begins.
+    uint64_t largest = 0, second = 0;
+    for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+      uint64_t size = 0;
+      for (int i = 1; i < unit.quantize().outputs_size(); ++i) {
+        size += (unit.quantize().outputs(i).size() + kAlignment - 1) / kAlignment * kAlignment;
+      }
+      if (size <= memory / kSideTensorShare) continue;
+      second = std::max(second, std::min(largest, size));
+      largest = std::max(largest, size);
+    }
+    most = std::max(most, largest + second);
+  }
+  return most;
 }
 
 }  // namespace quern::daemon

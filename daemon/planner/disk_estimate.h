@@ -13,6 +13,10 @@ namespace quern::daemon {
 // files, side files, recipe and quantization_config of the plan.
 uint64_t EstimateDiskBesideFiles(const Plan& plan, uint64_t config_bytes);
 
+// Bytes of the spill files that a worker with a pool of `memory` bytes needs at one time beside the shard that it writes: scales and zero
+// points that exceed their share of the pool. An upper estimate.
+uint64_t EstimateSpill(const Plan& plan, uint64_t memory);
+
 }  // namespace quern::daemon
 
 #endif  // QUERN_DAEMON_PLANNER_DISK_ESTIMATE_H_

@@ -30,8 +30,8 @@ absl::StatusOr<quern::v1::PlanSummary> MakeIdentity(const quern::v1::JobSpec& sp
 // It may not when `now` knows the content of whole files and `stored` does not: there is nothing to compare it with.
 std::string IdentityDifference(const quern::v1::PlanSummary& stored, const quern::v1::PlanSummary& now);
 
-// Where the manifest of the verified output has another source_digest for a module or a copied tensor than `result`, that of a task which compared a shard
-// with the source.
+// Where the manifest of the verified output has another source_digest for a module or a copied tensor than `result`, that of a task which
+// compared a shard with the source.
 std::vector<quern::v1::Mismatch> SourceDigestMismatches(const Manifest& manifest, const quern::v1::TaskSpec& task,
                                                         const quern::v1::TaskResult& result);
 

@@ -341,8 +341,9 @@ class QuantizePlanner {
       out.set_output_bytes(out.output_bytes() + task.bytes_to_write());
       out.set_minimum_memory(std::max<uint64_t>(out.minimum_memory(), task.minimum_memory()));
     }
-    out.set_disk_needed(out.disk_needed() + out.output_bytes() + EstimateDiskBesideFiles(plan_, checkpoint().config().text.size()));
     out.set_peak_memory(memory > 0 ? memory : kDefaultMemory);
+    out.set_disk_needed(out.disk_needed() + out.output_bytes() + EstimateDiskBesideFiles(plan_, checkpoint().config().text.size()) +
+                        EstimateSpill(plan_, out.peak_memory()));
     for (size_t role = 0; role < kRoles; ++role) {
       if (bits_[role].weights > 0) AddBits(std::string(RoleName(static_cast<Role>(role))), bits_[role]);
     }

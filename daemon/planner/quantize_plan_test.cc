@@ -13,6 +13,7 @@
 #include "base/status_matchers.h"
 #include "base/task_memory.h"
 #include "checkpoint/checkpoint.h"
+#include "daemon/planner/disk_estimate.h"
 #include "daemon/planner/planner.h"
 #include "daemon/planner/test_checkpoint.h"
 
@@ -163,6 +164,25 @@ Plan PlanOf(const std::string& source, absl::string_view recipe, uint64_t max_sh
   if (!plan.ok()) return {};
   CheckInvariants(*plan, source);
   return *std::move(plan);
+}
+
+TEST(EstimateSpillTest, CountsWhatDoesNotFitInItsShareOfThePool) {
+  Plan plan;
+  const auto add = [&](quern::v1::TaskSpec& task, uint64_t scales, uint64_t zeros) {
+    quern::v1::QuantizeUnit& unit = *task.mutable_write_shard()->add_units()->mutable_quantize();
+    unit.add_outputs()->set_size(kGiB);
+    unit.add_outputs()->set_size(scales);
+    unit.add_outputs()->set_size(zeros);
+  };
+  plan.tasks.resize(2);
+  add(plan.tasks[0], 6 * kMiB, 2 * kMiB);
+  add(plan.tasks[0], 6 * kMiB, 2 * kMiB + 1);
+  add(plan.tasks[0], 10 * kMiB, 0);
+  add(plan.tasks[1], 11 * kMiB, 0);
+  EXPECT_EQ(EstimateSpill(plan, 512 * kMiB), 0u);
+  // Two files at a time, of one shard; what fits exactly is held in memory.
+  EXPECT_EQ(EstimateSpill(plan, 64 * kMiB), 18 * kMiB + 64);
+  EXPECT_EQ(EstimateSpill(plan, 80 * kMiB), 11 * kMiB);
 }
 
 TEST(QuantizePlan, TrainedCheckpoint) {

@@ -123,6 +123,14 @@ std::string IdentityOf(const PlanSummary& summary, absl::string_view what) {
   return Sha256Of(text);
 }
 
+RecipeShorthands ShorthandsOf(const quern::v1::QuantizeSpec& spec) {
+  return {.scheme = spec.scheme(),
+          .group_size = spec.group_size(),
+          .observer = spec.observer(),
+          .targets = {spec.targets().begin(), spec.targets().end()},
+          .ignore = {spec.ignore().begin(), spec.ignore().end()}};
+}
+
 absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints, PlanSummary& summary) {
   const std::string export_format = spec.export_format().empty() ? kCompressedTensors : spec.export_format();
   if (export_format != kCompressedTensors && export_format != kModelOpt) {
@@ -130,12 +138,7 @@ absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec,
         absl::StrCat("unknown export format \"", export_format, "\"; known: ", kCompressedTensors, ", ", kModelOpt));
   }
   // The recipe first: a mistake in it is told without reading a file.
-  const RecipeShorthands shorthands{.scheme = spec.scheme(),
-                                    .group_size = spec.group_size(),
-                                    .observer = spec.observer(),
-                                    .targets = {spec.targets().begin(), spec.targets().end()},
-                                    .ignore = {spec.ignore().begin(), spec.ignore().end()}};
-  QUERN_ASSIGN_OR_RETURN(Recipe recipe, ParseRecipe(spec.recipe(), shorthands));
+  QUERN_ASSIGN_OR_RETURN(Recipe recipe, ParseRecipe(spec.recipe(), ShorthandsOf(spec)));
   summary.set_resolved_recipe(recipe.ToYaml());
   summary.set_recipe_sha256(Sha256Of(summary.resolved_recipe()));
   QUERN_RETURN_IF_ERROR(CheckInputFiles(spec, recipe));

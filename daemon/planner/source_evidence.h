@@ -31,6 +31,9 @@ absl::Status AddSourceFiles(const checkpoint::Checkpoint& checkpoint, const Evid
 // some runs know), recipe, max_shard_size, numerics version, and `what`, which names the operation and its other options.
 std::string IdentityOf(const quern::v1::PlanSummary& summary, absl::string_view what);
 
+// What the command line said beside the recipe's file.
+RecipeShorthands ShorthandsOf(const quern::v1::QuantizeSpec& spec);
+
 // The parts of a QUANTIZE job that both its plan and its identity need.
 struct QuantizeInputs {
   checkpoint::Checkpoint checkpoint;

@@ -196,7 +196,9 @@ TEST_F(VerifyPlan, SourceDigestsAreThoseOfTheManifest) {
   for (const quern::v1::TaskSpec& task : plan.tasks) {
     quern::v1::TaskResult result;
     for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
-      if (unit.has_quantize()) result.add_source_digests()->set_digest(std::string(16, 'd'));
+      quern::v1::ViewDigest& digest = *result.add_source_digests();
+      digest.set_tensor(unit.has_quantize() ? unit.quantize().weight().tensor() : unit.copy().source().tensor());
+      digest.set_digest(std::string(16, 'd'));
     }
     EXPECT_THAT(SourceDigestMismatches(manifest_, task, result), IsEmpty());
     if (result.source_digests_size() == 0) continue;

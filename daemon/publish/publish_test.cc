@@ -244,6 +244,66 @@ TEST_F(PublishTest, MakesACheckpointDirectory) {
   EXPECT_EQ(index.weight_map.at("model.layers.1.mlp.up_proj.weight_scale"), "model-00002-of-00003.safetensors");
 }
 
+TEST_F(PublishTest, ModelOptHasAFileOfItsOwn) {
+  TestJob job = MakeJob(out_, 2, 1);
+  job.spec.mutable_quantize()->set_export_format("modelopt");
+  job.plan.set_hf_quant_config("{\"producer\": {}}\n");
+  Write(Out("hf_quant_config.json"), "foreign");
+  Write(Out(".quern/owner.json"), "{}");
+  job.WriteAttempts();
+  EXPECT_THAT(job.Publish(), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("hf_quant_config.json")));
+  QUERN_ASSERT_OK(RemoveFile(Out("hf_quant_config.json")));
+  QUERN_ASSERT_OK(job.Publish());
+  EXPECT_THAT(ReadFileToString(Out("hf_quant_config.json")), IsOkAndHolds("{\"producer\": {}}\n"));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string text, ReadFileToString(Out(kManifestName)));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Manifest manifest, ParseManifest(text, "m"));
+  EXPECT_EQ(manifest.export_format, "modelopt");
+  EXPECT_TRUE(std::any_of(manifest.files.begin(), manifest.files.end(), [](const ManifestFile& file) {
+    return file.name == "hf_quant_config.json" && file.sha256 == Sha256Of("{\"producer\": {}}\n");
+  }));
+  // Another export in its place leaves none behind.
+  TestJob other = MakeJob(out_, 2, 2);
+  other.WriteAttempts();
+  QUERN_ASSERT_OK(other.Publish());
+  EXPECT_FALSE(FileExists(Out("hf_quant_config.json")));
+}
+
+TEST_F(PublishTest, PlainWeightsHaveNeitherRecipeNorQuantizationConfig) {
+  Write(JoinPath(source_, "config.json"),
+        "{\n  \"limit\": Infinity,\n  \"quantization_config\": {\"quant_method\": \"fp8\"},\n  \"text_config\": {\"a\": 1, "
+        "\"quantization_config\": {}}\n}\n");
+  TestJob job = MakeJob(out_, 1, 1);
+  job.spec.mutable_dequantize()->set_source(source_);
+  job.spec.set_operation(quern::v1::DEQUANTIZE);
+  job.plan.clear_resolved_recipe();
+  job.plan.clear_quantization_config();
+  job.WriteAttempts();
+  QUERN_ASSERT_OK(job.Publish());
+  EXPECT_THAT(ReadFileToString(Out("config.json")), IsOkAndHolds("{\n  \"limit\": Infinity,\n  \"text_config\": {\"a\": 1}\n}\n"));
+  EXPECT_FALSE(FileExists(Out("quern_recipe.yaml")));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string text, ReadFileToString(Out(kManifestName)));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Manifest manifest, ParseManifest(text, "m"));
+  EXPECT_EQ(manifest.export_format, "plain");
+  EXPECT_EQ(manifest.recipe, "");
+  EXPECT_THAT(manifest.modules, SizeIs(1));
+}
+
+TEST_F(PublishTest, ManifestNamesFilesOfModuleInputs) {
+  TestJob job = MakeJob(out_, 1, 1);
+  quern::v1::SourceFile& input = *job.plan.add_input_files();
+  input.set_path("/elsewhere/scales.safetensors");
+  input.set_size(77);
+  input.set_content_sha256(Sha256Of("scales"));
+  job.WriteAttempts();
+  QUERN_ASSERT_OK(job.Publish());
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string text, ReadFileToString(Out(kManifestName)));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Manifest manifest, ParseManifest(text, "m"));
+  ASSERT_THAT(manifest.inputs, SizeIs(1));
+  EXPECT_EQ(manifest.inputs[0].name, "scales.safetensors") << "where it lies is no part of the result";
+  EXPECT_EQ(manifest.inputs[0].size, 77u);
+  EXPECT_EQ(manifest.inputs[0].sha256, Sha256Of("scales"));
+}
+
 TEST_F(PublishTest, ManifestListsEveryFileAndTensor) {
   TestJob job = MakeJob(out_, 2, 1);
   job.WriteAttempts();

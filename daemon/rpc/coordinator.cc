@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "daemon/manifest/manifest.h"
+#include "daemon/planner/source_evidence.h"
 #include "daemon/publish/run_record.h"
 #include "daemon/queue/names.h"
 #include "daemon/recipe/recipe.h"
@@ -66,11 +67,7 @@ absl::Status CheckDetails(const JobSpec& spec) {
 absl::Status CheckOptions(const JobSpec& spec) {
   if (!spec.has_quantize()) return absl::OkStatus();
   const quern::v1::QuantizeSpec& quantize = spec.quantize();
-  const RecipeShorthands shorthands{quantize.scheme(),
-                                    quantize.group_size(),
-                                    {quantize.targets().begin(), quantize.targets().end()},
-                                    {quantize.ignore().begin(), quantize.ignore().end()}};
-  const absl::Status status = ParseRecipe(quantize.recipe(), shorthands).status();
+  const absl::Status status = ParseRecipe(quantize.recipe(), ShorthandsOf(quantize)).status();
   if (status.ok() || (!quantize.recipe().empty() && !ParseRecipe(quantize.recipe(), {}).ok())) return absl::OkStatus();
   return WithReason(status, "BAD_OPTION");
 }

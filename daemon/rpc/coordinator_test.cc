@@ -23,6 +23,7 @@
 #include "base/file.h"
 #include "base/status_matchers.h"
 #include "daemon/queue/job_store.h"
+#include "daemon/rpc/commit_check.h"
 #include "daemon/rpc/server.h"
 #include "daemon/rpc/status.h"
 #include "grpcpp/grpcpp.h"
@@ -533,6 +534,113 @@ TEST_F(CoordinatorTest, CancelledJobCanBeDeletedAndLeavesNothing) {
   EXPECT_FALSE(FileExists(output_)) << "the output was made for the job";
 }
 
+TEST_F(CoordinatorTest, DeleteThatFailsIsAskedForAgain) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  {
+    grpc::ClientContext context;
+    quern::v1::CancelJobRequest cancel;
+    cancel.set_name(job.name());
+    Job cancelled;
+    ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &cancelled).ok());
+  }
+  // A directory cannot be removed as the file of this name would be.
+  const std::string sight = SightPath(output_);
+  QUERN_ASSERT_OK(RemoveFile(sight));
+  QUERN_ASSERT_OK(MakeDirectories(JoinPath(sight, "inner")));
+  quern::v1::DeleteJobRequest remove;
+  remove.set_name(job.name());
+  quern::v1::DeleteJobResponse removed;
+  {
+    grpc::ClientContext context;
+    EXPECT_FALSE(jobs_->DeleteJob(&context, remove, &removed).ok());
+  }
+  EXPECT_EQ(Get(job.name()).state(), Job::CANCELLED) << "the job is there still";
+  QUERN_ASSERT_OK(RemoveTree(sight));
+  {
+    grpc::ClientContext context;
+    const grpc::Status status = jobs_->DeleteJob(&context, remove, &removed);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+  EXPECT_FALSE(FileExists(output_));
+  EXPECT_NE(MustCreate(Request()).name(), job.name()) << "the output is free";
+}
+
+TEST_F(CoordinatorTest, MistypedOptionsAreToldAsSuch) {
+  const std::vector<std::function<void(CreateJobRequest&)>> mistakes = {
+      [](auto& r) { r.mutable_spec()->mutable_quantize()->set_scheme("W9A16"); },
+      [](auto& r) { r.mutable_spec()->mutable_quantize()->set_targets(0, "re:("); },
+      [](auto& r) { r.mutable_spec()->mutable_quantize()->add_ignore("re:["); },
+      [](auto& r) { r.mutable_spec()->mutable_quantize()->set_group_size("7x"); },
+      [](auto& r) {
+        r.mutable_spec()->set_operation(quern::v1::SYNTHESIZE);
+        r.mutable_spec()->mutable_synthesize()->set_family("foo");
+        r.mutable_spec()->mutable_synthesize()->set_layers(1);
+      }};
+  for (const auto& mistake : mistakes) {
+    CreateJobRequest request = Request();
+    mistake(request);
+    Job job;
+    const grpc::Status status = Create(request, &job);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+    EXPECT_EQ(ReasonIn(status), "BAD_OPTION") << status.error_message();
+  }
+  // A mistake in the recipe's file, and targets that match nothing, are none of the command line.
+  CreateJobRequest request = Request();
+  request.mutable_spec()->mutable_quantize()->set_recipe("no: recipe");
+  Job job;
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "");
+  request = Request();
+  request.mutable_spec()->mutable_quantize()->set_targets(0, "no.such.module");
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "");
+}
+
+TEST_F(CoordinatorTest, OutputsLieOutsideOfSourcesAndOtherOutputs) {
+  const auto refused = [&](const std::string& source, const std::string& output) {
+    CreateJobRequest request = Request();
+    request.mutable_spec()->mutable_quantize()->set_source(source);
+    request.mutable_spec()->mutable_quantize()->set_overwrite(true);
+    request.mutable_spec()->set_output(output);
+    Job job;
+    const grpc::Status status = Create(request, &job);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+    return status.error_message();
+  };
+  EXPECT_THAT(refused(source_, source_), HasSubstr("is the source"));
+  EXPECT_THAT(refused(source_, JoinPath(source_, "a/out")), HasSubstr("inside the source"));
+  const std::string link = JoinPath(directory_->path(), "link");
+  ASSERT_EQ(symlink(source_.c_str(), link.c_str()), 0);
+  EXPECT_THAT(refused(link, JoinPath(source_, "out")), HasSubstr("inside the source"));
+  EXPECT_THAT(refused(source_, directory_->path()), HasSubstr("inside the output"));
+  const Job job = MustCreate(Request());
+  EXPECT_THAT(refused(source_, JoinPath(output_, "second")), HasSubstr("an output of Quern itself"));
+  RunTasks(job.progress().tasks_total());
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  EXPECT_THAT(refused(source_, JoinPath(output_, "second/third")), HasSubstr("an output of Quern itself"));
+}
+
+TEST_F(CoordinatorTest, IdleConnectionDoesNotHoldUpTheEnd) {
+  const Job job = MustCreate(Request());  // the channel stays open, and nothing polls it
+  const absl::Duration start = Clock::Real()->Monotonic();
+  server_->Shutdown();
+  EXPECT_LT(Clock::Real()->Monotonic() - start, absl::Seconds(3));
+}
+
+TEST_F(CoordinatorTest, AddressesAreToldWithTheirPortAndWhyTheyCannotBeHad) {
+  auto first = Server::Start(coordinator_.get(), {"127.0.0.1:0"});
+  ASSERT_THAT(first, IsOk());
+  ASSERT_THAT((*first)->addresses(), SizeIs(1));
+  const std::string address = (*first)->addresses()[0];
+  EXPECT_THAT(address, testing::MatchesRegex("127\\.0\\.0\\.1:[1-9][0-9]*"));
+  const absl::Status taken = Server::Start(coordinator_.get(), {address}).status();
+  EXPECT_THAT(std::string(taken.message()), testing::AllOf(HasSubstr(address), HasSubstr("Address already in use")));
+}
+
+TEST_F(CoordinatorTest, MissingRootNamesItsFlag) {
+  EXPECT_THAT(PathPolicy::Below({"/no/such/root"}).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("--allow-root /no/such/root")));
+}
+
 TEST_F(CoordinatorTest, FullDiskReportedByAWorkerFailsTheJobAndItCompletesLater) {
   const Job job = MustCreate(Request());
   const DesiredAttempt attempt = NextGrant(Worker());
@@ -570,6 +678,17 @@ TEST_F(CoordinatorTest, PathsOutsideOfTheRootsAreRefused) {
   EXPECT_EQ(Create(request, &job).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   request.mutable_spec()->set_output("out");
   EXPECT_EQ(Create(request, &job).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  // So are files that a recipe needs.
+  request = Request();
+  request.mutable_spec()->mutable_quantize()->set_activation_scales("/etc/passwd");
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "PATH_NOT_ALLOWED");
+  request = Request();
+  request.mutable_spec()->mutable_quantize()->set_importance(JoinPath(directory_->path(), "link/passwd"));
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "PATH_NOT_ALLOWED");
+  request = Request();
+  request.mutable_spec()->set_operation(quern::v1::DEQUANTIZE);
+  request.mutable_spec()->mutable_dequantize()->set_source("/etc");
+  EXPECT_EQ(ReasonIn(Create(request, &job)), "PATH_NOT_ALLOWED");
   EXPECT_EQ(MustCreate(Request()).state(), Job::QUEUED);
 }
 

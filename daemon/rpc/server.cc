@@ -210,7 +210,8 @@ void Server::Shutdown() {
   if (server_ == nullptr) return;
   coordinator_->Shutdown();
   jobs_.Shutdown();
-  // gRPC itself would wait for clients to close their connections, which one that is idle does not do. What counts is that calls are answered.
+  // gRPC itself would wait for clients to close their connections, which one that is idle does not do. What counts is that calls are
+  // answered.
   calls_.AwaitNone(kShutdownPatience);
   server_->Shutdown(std::chrono::system_clock::now() + kFlushTime);
   server_->Wait();

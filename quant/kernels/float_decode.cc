@@ -167,6 +167,7 @@ namespace quern::quant {
 HWY_EXPORT(DecodeFloatTile);
 
 void DecodeFloats(const FloatTile& tile, unsigned char* elements, int64_t element_stride) {
+  if (UsesScalarDefinition()) return DecodeFloatsScalar(tile, elements, element_stride);
   HWY_DYNAMIC_DISPATCH(DecodeFloatTile)(tile, elements, element_stride);
 }
 

@@ -356,9 +356,13 @@ HWY_EXPORT(EncodeFloatTile);
 HWY_EXPORT(ObserveFloatTile);
 
 scalar::Problem EncodeFloats(const FloatTile& tile, const FloatOptions& options) {
+  if (UsesScalarDefinition()) return EncodeFloatsScalar(tile, options);
   return HWY_DYNAMIC_DISPATCH(EncodeFloatTile)(tile, options);
 }
-void ObserveAmax(const FloatTile& tile, float* amax, int64_t stride) { HWY_DYNAMIC_DISPATCH(ObserveFloatTile)(tile, amax, stride); }
+void ObserveAmax(const FloatTile& tile, float* amax, int64_t stride) {
+  if (UsesScalarDefinition()) return ObserveAmaxScalar(tile, amax, stride);
+  HWY_DYNAMIC_DISPATCH(ObserveFloatTile)(tile, amax, stride);
+}
 
 }  // namespace quern::quant
 #endif  // HWY_ONCE

@@ -36,20 +36,6 @@ void ObserveRows(const FloatTile& tile, float* amax, int64_t stride) {
   }
 }
 
-// Calls `function` with the format type of the tile's elements.
-template <class Function>
-auto WithFormat(ElementType element, Function function) {
-  switch (element) {
-    case ElementType::kBf16:
-      return function(scalar::Bf16());
-    case ElementType::kF16:
-      return function(scalar::F16());
-    case ElementType::kF32:
-      break;
-  }
-  return function(scalar::F32());
-}
-
 }  // namespace
 
 scalar::Problem EncodeFloatsScalar(const FloatTile& tile, const FloatOptions& options) {

@@ -30,14 +30,14 @@ HWY_INLINE uint64_t SpreadCodes(uint64_t codes, int bits) {
   return (codes & one) | (codes & one << bits) << (8 - bits);
 }
 
-// Codes of a unit as F32, without the offset taken off.
-HWY_INLINE void UnpackUnit(const unsigned char* packed, int bits, VF* even, VF* odd) {
+// Codes of a unit as F32, without the offset taken off; signed codes of 8 bits get one of 128 by flipping their signs.
+HWY_INLINE void UnpackUnit(const unsigned char* packed, int bits, uint64_t flip, VF* even, VF* odd) {
   const hn::Rebind<uint16_t, DU> d16;
   alignas(64) uint16_t joined[kUnit / 2];
   for (int block = 0; block < 4; ++block) {
     uint64_t codes = 0;
     memcpy(&codes, packed + block * bits, bits);
-    codes = SpreadCodes(codes, bits);
+    codes = SpreadCodes(codes, bits) ^ flip;
     memcpy(joined + 4 * block, &codes, sizeof codes);
   }
   for (int pair = 0; pair < kPairs; ++pair) {
@@ -48,9 +48,9 @@ HWY_INLINE void UnpackUnit(const unsigned char* packed, int bits, VF* even, VF* 
 }
 
 template <class D>
-HWY_INLINE void DecodeUnit(const unsigned char* packed, int bits, float origin, float scale, unsigned char* elements) {
+HWY_INLINE void DecodeUnit(const unsigned char* packed, int bits, uint64_t flip, float origin, float scale, unsigned char* elements) {
   VF even[kPairs], odd[kPairs];
-  UnpackUnit(packed, bits, even, odd);
+  UnpackUnit(packed, bits, flip, even, odd);
   const VF origins = hn::Set(DF(), origin);
   const VF scales = hn::Set(DF(), scale);
   for (int pair = 0; pair < kPairs; ++pair) {
@@ -63,35 +63,33 @@ template <class D>
 void DecodeRows(const IntegerTile& tile, unsigned char* elements, int64_t stride) {
   constexpr int64_t kBytes = sizeof(typename D::Bits);
   const scalar::IntegerFormat& format = tile.format;
+  const int bits = format.StoredBits();
+  const uint64_t flip = format.byte_codes ? 0x8080808080808080 : 0;
   const int64_t units = tile.group / kUnit;
   const int64_t rest = tile.group % kUnit;
   for (int64_t row = 0; row < tile.rows; ++row) {
     const scalar::RowOutput in = OutputOfRow(tile, row);
     for (int64_t index = 0; index < tile.columns / tile.group; ++index) {
       const float scale = D::ToFloat(scalar::LoadElement<D>(in.scales, index));
-      float origin = static_cast<float>(format.Offset());
-      if (!format.symmetric) {
-        // The zero point carries the same offset as the codes: their difference has none.
-        origin = static_cast<float>(scalar::ZeroPointCode(in, index, format.bits));
-      }
-      const unsigned char* packed = in.packed + index * tile.group * format.bits / 8;
+      const float zero_point = format.symmetric ? 0 : static_cast<float>(scalar::ZeroPoint(format, in, index));
+      const float origin = zero_point + (format.byte_codes ? 128.0f : static_cast<float>(format.Offset()));
+      const unsigned char* packed = in.packed + index * tile.group * bits / 8;
       unsigned char* out = elements + row * stride + index * tile.group * kBytes;
       if (!D::IsFinite(scalar::LoadElement<D>(in.scales, index))) {
         for (int64_t i = 0; i < tile.group; ++i) {
-          const float difference = static_cast<float>(scalar::UnpackCode(packed, i, format.bits)) - origin;
-          const typename D::Bits bits = D::FromFloat(difference * scale);
-          memcpy(out + i * kBytes, &bits, sizeof bits);
+          const typename D::Bits value = D::FromFloat((static_cast<float>(scalar::Code(format, packed, i)) - zero_point) * scale);
+          memcpy(out + i * kBytes, &value, sizeof value);
         }
         continue;
       }
       for (int64_t unit = 0; unit < units; ++unit) {
-        DecodeUnit<D>(packed + unit * 4 * format.bits, format.bits, origin, scale, out + unit * kUnit * kBytes);
+        DecodeUnit<D>(packed + unit * 4 * bits, bits, flip, origin, scale, out + unit * kUnit * kBytes);
       }
       if (rest == 0) continue;
       alignas(64) unsigned char words[kUnit] = {};
       alignas(64) unsigned char padded[kUnit * kBytes];
-      memcpy(words, packed + units * 4 * format.bits, scalar::PackedBytes(rest, format.bits));
-      DecodeUnit<D>(words, format.bits, origin, scale, padded);
+      memcpy(words, packed + units * 4 * bits, format.StoredBytes(rest));
+      DecodeUnit<D>(words, bits, flip, origin, scale, padded);
       memcpy(out + units * kUnit * kBytes, padded, rest * kBytes);
     }
   }
@@ -108,19 +106,6 @@ void DecodeTile(const IntegerTile& tile, unsigned char* elements, int64_t stride
     case ElementType::kF32:
       return DecodeRows<scalar::F32>(tile, elements, stride);
   }
-}
-
-// Whether all elements of a unit are finite: the exponent of none is all ones.
-template <class D>
-HWY_INLINE bool UnitIsFinite(const unsigned char* unit) {
-  using Lane = std::make_unsigned_t<typename Elements<D>::Lane>;
-  const hn::CappedTag<Lane, 64 / sizeof(Lane)> d;
-  const auto mask = hn::Set(d, static_cast<Lane>(D::FromFloat(scalar::FloatOf(0x7F800000))));
-  auto largest = hn::Zero(d);
-  for (int64_t i = 0; i < kUnit; i += static_cast<int64_t>(hn::Lanes(d))) {
-    largest = hn::Max(largest, hn::And(hn::LoadU(d, reinterpret_cast<const Lane*>(unit) + i), mask));
-  }
-  return hn::AllFalse(d, hn::Eq(largest, mask));
 }
 
 template <class D>
@@ -193,9 +178,11 @@ HWY_EXPORT(AddTileErrors);
 HWY_EXPORT(NameOfTarget);
 
 void Decode(const IntegerTile& tile, unsigned char* elements, int64_t element_stride) {
+  if (UsesScalarDefinition()) return DecodeScalar(tile, elements, element_stride);
   HWY_DYNAMIC_DISPATCH(DecodeTile)(tile, elements, element_stride);
 }
 void AddErrors(const IntegerTile& tile, const unsigned char* decoded, int64_t decoded_stride, RowError* errors) {
+  if (UsesScalarDefinition()) return AddErrorsScalar(tile, decoded, decoded_stride, errors);
   HWY_DYNAMIC_DISPATCH(AddTileErrors)(tile, decoded, decoded_stride, errors);
 }
 std::string ActiveTarget() { return HWY_DYNAMIC_DISPATCH(NameOfTarget)(); }

@@ -6,6 +6,7 @@
 #define HWY_TARGET_INCLUDE "quant/kernels/integer_encode.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "quant/kernels/integer_groups-inl.h"
 #include "quant/kernels/integer_tile.h"
 #include "quant/kernels/units-inl.h"
 
@@ -20,81 +21,7 @@ void ObserveTile(const IntegerTile& tile, scalar::Range* ranges) { ObserveScalar
 
 #else
 
-constexpr int kChunkGroups = 64;
 constexpr int64_t kChunkColumns = 4096;
-
-// Ranges of pieces of rows. Elements order as integers: the positive ones as signed, the negative ones, by magnitude, as unsigned; Inf and
-// NaN are beyond all finite values. So the largest signed and the largest unsigned integer are the largest element and the smallest one (or
-// no negative one at all). A piece is brought to 16 bytes of candidates each first; the candidates of many pieces are then compared at
-// once.
-struct Candidates {
-  alignas(64) uint32_t high[4 * kChunkGroups];
-  alignas(64) uint32_t low[4 * kChunkGroups];
-};
-
-// The larger half, down to 16 bytes.
-template <class V, class Tag>
-HWY_INLINE auto ReduceToBlock(Tag d, V v) {
-  if constexpr (hn::MaxLanes(d) * sizeof(hn::TFromD<Tag>) == 16) {
-    return v;
-  } else {
-    const hn::Half<Tag> half;
-    return ReduceToBlock(half, hn::Max(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
-}
-
-template <class D>
-HWY_INLINE void FindCandidates(const unsigned char* elements, int64_t columns, uint32_t* high, uint32_t* low) {
-  using Lane = typename Elements<D>::Lane;
-  using Bits = typename D::Bits;
-  const hn::CappedTag<Lane, 64 / sizeof(Lane)> di;
-  const hn::RebindToUnsigned<decltype(di)> du;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(di));
-  auto largest = hn::Zero(di);
-  auto smallest = hn::Zero(du);
-  const Lane* at = reinterpret_cast<const Lane*>(elements);
-  int64_t i = 0;
-  const auto extend = [&](auto lane) HWY_ATTR {
-    largest = hn::Max(largest, lane);
-    smallest = hn::Max(smallest, hn::BitCast(du, lane));
-  };
-  for (; i + lanes <= columns; i += lanes) extend(hn::LoadU(di, at + i));
-  if (i < columns) {
-    alignas(64) Bits rest[64 / sizeof(Bits)] = {};
-    memcpy(rest, at + i, static_cast<size_t>(columns - i) * sizeof(Bits));
-    extend(hn::Load(di, reinterpret_cast<const Lane*>(rest)));
-  }
-  const hn::CappedTag<uint32_t, 4> block;
-  hn::Store(hn::BitCast(block, ReduceToBlock(di, largest)), block, high);
-  hn::Store(hn::BitCast(block, ReduceToBlock(du, smallest)), block, low);
-}
-
-// The largest (signed or unsigned) candidates of as many pieces as a vector has lanes, moved to the top of 32 bits.
-template <class D, class Tag>
-HWY_INLINE VU LargestCandidates(Tag, const uint32_t* candidates) {
-  using Lane = hn::TFromD<Tag>;
-  const hn::Repartition<Lane, DU> d;
-  VU v0, v1, v2, v3;
-  hn::LoadInterleaved4(DU(), candidates, v0, v1, v2, v3);
-  const auto largest = hn::Max(hn::Max(hn::BitCast(d, v0), hn::BitCast(d, v1)), hn::Max(hn::BitCast(d, v2), hn::BitCast(d, v3)));
-  if constexpr (sizeof(Lane) == 4) {
-    return hn::BitCast(DU(), largest);
-  } else {
-    const VU low_half = hn::ShiftLeft<16>(hn::BitCast(DU(), largest));
-    return hn::And(hn::BitCast(DU(), hn::Max(largest, hn::BitCast(d, low_half))), hn::Set(DU(), 0xFFFF0000u));
-  }
-}
-
-// Largest and smallest element (and zero) of the pieces from `index`, a multiple of the vector's lanes. Non-finite ones give values beyond
-// the finite ones of D, or NaN.
-template <class D>
-HWY_INLINE void RangesOf(const Candidates& candidates, int index, VF& high, VF& low) {
-  using Lane = typename Elements<D>::Lane;
-  const VU largest = LargestCandidates<D>(hn::CappedTag<Lane, 64 / sizeof(Lane)>(), candidates.high + 4 * index);
-  const VU smallest = LargestCandidates<D>(hn::CappedTag<std::make_unsigned_t<Lane>, 64 / sizeof(Lane)>(), candidates.low + 4 * index);
-  high = Elements<D>::FromTop(largest);
-  low = Elements<D>::FromTop(hn::And(smallest, hn::BitCast(DU(), hn::BroadcastSignBit(hn::BitCast(DI(), smallest)))));
-}
 
 // Joins the low b bits of 8 bytes.
 HWY_INLINE uint64_t JoinCodes(uint64_t codes, int bits) {
@@ -133,16 +60,20 @@ HWY_INLINE void PackUnit(const VU* even, const VU* odd, int bits, unsigned char*
 
 template <class D, bool kSymmetric, bool kPrecise>
 class RowEncoder {
+  using Coder = IntegerCoder<D, kSymmetric, kPrecise>;
+  using RowConstants = typename Coder::RowConstants;
+  using GroupConstants = typename Coder::GroupConstants;
+
  public:
   RowEncoder(const IntegerTile& tile, const EncodeOptions& options)
       : format_(tile.format), replace_(options.replace_nonfinite), group_(tile.group) {}
 
-  // Encodes one row; `fixed` is null or the range of its only group.
+  // Encodes one row; `fixed` is null or the ranges of its groups.
   HWY_INLINE scalar::Problem Encode(const unsigned char* elements, int64_t columns, const scalar::Range* fixed, scalar::RowOutput out,
                                     RowError& error) {
     // One group may be long and end anywhere; several are whole units.
     const int64_t step = group_ == columns ? columns : group_ * HWY_MAX(1, HWY_MIN(int64_t{kChunkGroups}, kChunkColumns / group_));
-    const RowConstants row = ConstantsOfRow();
+    const RowConstants row = Coder::ConstantsOfRow(format_);
     RowSums sums;
     sums.Load(error);
     for (int64_t begin = 0; begin < columns; begin += step) {
@@ -164,12 +95,11 @@ class RowEncoder {
         }
         sums.Load(error);
       }
-      out.packed += size * format_.bits / 8;
-      out.scales += groups * kBytes;
-      if (!kSymmetric) {
-        out.zero_points += groups * 4;
-        if (out.zero_points_next != nullptr) out.zero_points_next += groups * 4;
-      }
+      out.packed += size * row.bits / 8;
+      if (fixed != nullptr) fixed += groups;
+      if (out.scales != nullptr) out.scales += groups * kBytes;
+      if (out.zero_points != nullptr) out.zero_points += groups * (format_.byte_zero_points ? 1 : 4);
+      if (out.zero_points_next != nullptr) out.zero_points_next += groups * 4;
     }
     sums.Store(error);
     return {};
@@ -177,24 +107,13 @@ class RowEncoder {
 
  private:
   static constexpr int64_t kBytes = sizeof(typename D::Bits);
-  // For BF16 values x and s, x * (1/s) rounds to the same BF16 value as x / s, as long as nothing is near the ends of the exponents.
-  static constexpr bool kReciprocal = std::is_same_v<D, scalar::Bf16> && !kPrecise;
-
-  static HWY_INLINE VF Round(VF value) { return kPrecise ? value : Elements<D>::Round(value); }
-
   // Computes the parameters of `groups` groups. False when the scalar definition has to take the chunk.
   HWY_NOINLINE bool Prepare(const unsigned char* piece, int groups, const scalar::Range* fixed) {
     for (int index = 0; index < groups; ++index) {
       FindCandidates<D>(piece + index * group_ * kBytes, group_, candidates_.high + 4 * index, candidates_.low + 4 * index);
     }
     const DF df;
-    const VF zero = hn::Zero(df);
-    const VF steps = hn::Set(df, static_cast<float>((1 << format_.bits) - 1));
-    const VF half_steps = hn::Set(df, static_cast<float>((1 << format_.bits) - 1) / 2);
-    const VF minimum = hn::Set(df, format_.Min());
-    const VF maximum = hn::Set(df, format_.Max());
     const VF largest = hn::Set(df, D::kLargest);
-    const VF magic = hn::Set(df, 0x1.8p23f);
     for (int index = 0; index < groups; index += kFloats) {
       const auto lanes = hn::FirstN(df, static_cast<size_t>(groups - index));
       VF high, low;
@@ -203,39 +122,37 @@ class RowEncoder {
       low = hn::IfThenElseZero(lanes, low);
       auto usual = hn::And(hn::Le(high, largest), hn::Ge(low, hn::Neg(largest)));
       if (fixed != nullptr) {
-        high = hn::Set(df, fixed->high);
-        low = hn::Set(df, fixed->low);
+        alignas(64) float highs[kFloats] = {}, lows[kFloats] = {};
+        for (int i = 0; i < HWY_MIN(kFloats, groups - index); ++i) {
+          highs[i] = fixed[index + i].high;
+          lows[i] = fixed[index + i].low;
+        }
+        high = hn::Load(df, highs);
+        low = hn::Load(df, lows);
       }
-      VF scale, zero_point = zero;
-      if constexpr (kSymmetric) {
-        scale = Elements<D>::Round(hn::Div(hn::Max(hn::Neg(low), high), half_steps));
-      } else {
-        const VF width = Round(hn::Sub(high, low));
-        usual = hn::And(usual, hn::Le(width, hn::Set(df, kPrecise ? scalar::F32::kLargest : D::kLargest)));
-        scale = Elements<D>::Round(hn::Div(width, steps));
-        zero_point = Round(hn::Sub(minimum, Round(hn::Div(low, scale))));
-        zero_point = hn::IfThenElseZero(hn::Eq(zero_point, zero_point), zero_point);  // NaN, of 0/0, becomes 0
-        zero_point = hn::Min(hn::Max(zero_point, minimum), maximum);
-        zero_point = hn::Sub(hn::Add(zero_point, magic), magic);
-        hn::Store(zero_point, df, zero_point_ + index);
-      }
-      scale = hn::IfThenElse(hn::Eq(scale, zero), hn::Set(df, D::kEpsilon), scale);
-      hn::Store(scale, df, scale_ + index);
-      if constexpr (kReciprocal) {
-        usual = hn::And(usual, hn::And(hn::Ge(scale, hn::Set(df, 0x1p-100f)), hn::Le(scale, hn::Set(df, 0x1p100f))));
-        hn::Store(hn::Div(hn::Set(df, 1.0f), scale), df, reciprocal_ + index);
-      }
+      const typename Coder::Parameters parameters = Coder::ParametersOf(format_, low, high);
+      hn::Store(parameters.scale, df, scale_ + index);
+      if constexpr (Coder::kReciprocal) hn::Store(parameters.reciprocal, df, reciprocal_ + index);
+      if constexpr (!kSymmetric) hn::Store(parameters.zero_point, df, zero_point_ + index);
+      usual = hn::And(usual, parameters.usual);
       if (!hn::AllTrue(df, usual)) return false;
     }
     return true;
   }
 
   HWY_NOINLINE void WriteParameters(int groups, const scalar::RowOutput& out) const {
-    for (int index = 0; index < groups; ++index) {
-      const typename D::Bits bits = D::FromFloat(scale_[index]);
-      memcpy(out.scales + index * kBytes, &bits, sizeof bits);
+    if (out.scales != nullptr) {
+      for (int index = 0; index < groups; ++index) {
+        const typename D::Bits bits = D::FromFloat(scale_[index]);
+        memcpy(out.scales + index * kBytes, &bits, sizeof bits);
+      }
     }
-    if (kSymmetric) return;
+    if (kSymmetric || out.zero_points == nullptr) return;
+    if (format_.byte_zero_points) {
+      for (int index = 0; index < groups; ++index)
+        out.zero_points[index] = static_cast<unsigned char>(static_cast<int>(zero_point_[index]));
+      return;
+    }
     const float offset = static_cast<float>(format_.Offset());
     uint32_t codes[kChunkGroups];
     for (int index = 0; index < groups; ++index) codes[index] = static_cast<uint32_t>(static_cast<int32_t>(zero_point_[index] + offset));
@@ -245,31 +162,8 @@ class RowEncoder {
       scalar::OrWord(out.zero_points_next + index * 4, codes[index] >> (32 - out.zero_point_shift));
   }
 
-  // What is the same for all units of a row, or of a group: in registers, since the bytes written could alias any member.
-  struct RowConstants {
-    int bits;
-    VF minimum, maximum;
-    VF magic;  // adding it rounds to an integer, ties to even, and leaves it in the low bits; the code's offset, an even number, comes
-               // along
-  };
-  struct GroupConstants {
-    VF scale, reciprocal, zero_point;
-    VF origin;  // magic + zero point
-  };
-
-  HWY_INLINE RowConstants ConstantsOfRow() const {
-    const DF df;
-    return {format_.bits, hn::Set(df, format_.Min()), hn::Set(df, format_.Max()),
-            hn::Set(df, 0x1.8p23f + static_cast<float>(format_.Offset()))};
-  }
-
   HWY_INLINE void EncodeGroup(RowConstants row, const unsigned char* elements, int index, unsigned char* packed, RowSums& sums) const {
-    const DF df;
-    GroupConstants group;
-    group.scale = hn::Set(df, scale_[index]);
-    group.reciprocal = kReciprocal ? hn::Set(df, reciprocal_[index]) : hn::Zero(df);
-    group.zero_point = kSymmetric ? hn::Zero(df) : hn::Set(df, zero_point_[index]);
-    group.origin = hn::Add(row.magic, group.zero_point);
+    const GroupConstants group = Coder::ConstantsOfGroup(row, scale_[index], reciprocal_[index], zero_point_[index]);
     const int64_t units = group_ / kUnit;
     const int64_t rest = group_ % kUnit;
     // Zeros fill up the last unit: they are coded exactly and add nothing to the sums.
@@ -290,7 +184,7 @@ class RowEncoder {
     const int64_t end = rest * row.bits;
     if (end % 8 != 0) words[end / 8] &= static_cast<unsigned char>((1 << end % 8) - 1);
     memset(words + (end + 7) / 8, 0, sizeof words - (end + 7) / 8);
-    memcpy(packed + units * 4 * row.bits, words, scalar::PackedBytes(rest, row.bits));
+    memcpy(packed + units * 4 * row.bits, words, format_.StoredBytes(rest));
   }
 
   static HWY_INLINE void EncodeUnit(RowConstants row, GroupConstants group, const unsigned char* elements, unsigned char* packed,
@@ -299,21 +193,11 @@ class RowEncoder {
     for (int pair = 0; pair < kPairs; ++pair) {
       VF x_even, x_odd, y_even, y_odd;
       Elements<D>::Load(elements, pair, x_even, x_odd);
-      even_codes[pair] = Code(row, group, x_even, y_even);
-      odd_codes[pair] = Code(row, group, x_odd, y_odd);
+      even_codes[pair] = Coder::Code(row, group, x_even, y_even);
+      odd_codes[pair] = Coder::Code(row, group, x_odd, y_odd);
       sums.Add(pair, x_even, y_even, x_odd, y_odd);
     }
     PackUnit(even_codes, odd_codes, row.bits, packed);
-  }
-
-  // The unsigned codes of x, and the values y that they stand for.
-  static HWY_INLINE VU Code(RowConstants row, GroupConstants group, VF x, VF& y) {
-    VF t = Round(kReciprocal ? hn::Mul(x, group.reciprocal) : hn::Div(x, group.scale));
-    if constexpr (!kSymmetric) t = Round(hn::Add(t, group.zero_point));
-    t = hn::Min(hn::Max(t, row.minimum), row.maximum);
-    const VF shifted = hn::Add(t, row.magic);
-    y = Elements<D>::Round(hn::Mul(hn::Sub(shifted, group.origin), group.scale));
-    return hn::And(hn::BitCast(DU(), shifted), hn::Set(DU(), 0xFFu));
   }
 
   const scalar::IntegerFormat format_;
@@ -322,17 +206,16 @@ class RowEncoder {
   // Of the groups of a chunk.
   Candidates candidates_;
   alignas(64) float scale_[kChunkGroups];
-  alignas(64) float reciprocal_[kChunkGroups];
-  alignas(64) float zero_point_[kChunkGroups];
+  alignas(64) float reciprocal_[kChunkGroups] = {};
+  alignas(64) float zero_point_[kChunkGroups] = {};
 };
 
 template <class D, bool kSymmetric, bool kPrecise>
 scalar::Problem EncodeRows(const IntegerTile& tile, const EncodeOptions& options) {
   RowEncoder<D, kSymmetric, kPrecise> encoder(tile, options);
   for (int64_t row = 0; row < tile.rows; ++row) {
-    scalar::Problem problem =
-        encoder.Encode(tile.elements + row * tile.element_stride, tile.columns, options.fixed == nullptr ? nullptr : options.fixed + row,
-                       OutputOfRow(tile, row), options.errors[row]);
+    scalar::Problem problem = encoder.Encode(tile.elements + row * tile.element_stride, tile.columns, FixedOfRow(options, row),
+                                             OutputOfRow(tile, row), options.errors[row]);
     if (problem.kind != scalar::Problem::kNone) {
       problem.row = row;
       return problem;
@@ -410,8 +293,14 @@ namespace quern::quant {
 HWY_EXPORT(EncodeTile);
 HWY_EXPORT(ObserveTile);
 
-scalar::Problem Encode(const IntegerTile& tile, const EncodeOptions& options) { return HWY_DYNAMIC_DISPATCH(EncodeTile)(tile, options); }
-void Observe(const IntegerTile& tile, scalar::Range* ranges) { HWY_DYNAMIC_DISPATCH(ObserveTile)(tile, ranges); }
+scalar::Problem Encode(const IntegerTile& tile, const EncodeOptions& options) {
+  if (UsesScalarDefinition()) return EncodeScalar(tile, options);
+  return HWY_DYNAMIC_DISPATCH(EncodeTile)(tile, options);
+}
+void Observe(const IntegerTile& tile, scalar::Range* ranges) {
+  if (UsesScalarDefinition()) return ObserveScalar(tile, ranges);
+  HWY_DYNAMIC_DISPATCH(ObserveTile)(tile, ranges);
+}
 
 }  // namespace quern::quant
 #endif  // HWY_ONCE

@@ -7,9 +7,9 @@ namespace {
 template <class D>
 scalar::Problem EncodeRows(const IntegerTile& tile, const EncodeOptions& options) {
   for (int64_t row = 0; row < tile.rows; ++row) {
-    scalar::Problem problem = scalar::EncodePiece<D>(tile.format, tile.elements + row * tile.element_stride, tile.columns, tile.group,
-                                                     options.fixed == nullptr ? nullptr : options.fixed + row, options.replace_nonfinite,
-                                                     OutputOfRow(tile, row), options.errors[row]);
+    scalar::Problem problem =
+        scalar::EncodePiece<D>(tile.format, tile.elements + row * tile.element_stride, tile.columns, tile.group, FixedOfRow(options, row),
+                               options.replace_nonfinite, OutputOfRow(tile, row), options.errors[row]);
     if (problem.kind != scalar::Problem::kNone) {
       problem.row = row;
       return problem;
@@ -38,20 +38,6 @@ void AddRowErrors(const IntegerTile& tile, const unsigned char* decoded, int64_t
   for (int64_t row = 0; row < tile.rows; ++row) {
     scalar::AddErrorsOfPiece<D>(tile.elements + row * tile.element_stride, decoded + row * decoded_stride, tile.columns, errors[row]);
   }
-}
-
-// Calls `function` with the format type of the tile's elements.
-template <class Function>
-auto WithFormat(ElementType element, Function function) {
-  switch (element) {
-    case ElementType::kBf16:
-      return function(scalar::Bf16());
-    case ElementType::kF16:
-      return function(scalar::F16());
-    case ElementType::kF32:
-      break;
-  }
-  return function(scalar::F32());
 }
 
 }  // namespace

@@ -5,13 +5,29 @@
 #include <cstdint>
 #include <string>
 
+#include "quant/kernels/scalar_definition.h"
 #include "quant/row_error.h"
 #include "quant/scalar/integer_rtn.h"
+#include "quant/scalar/integer_search.h"
 #include "quant/scalar/pack_bits.h"
 
 namespace quern::quant {
 
 enum class ElementType { kBf16, kF16, kF32 };
+
+// Calls `function` with the format type of the elements.
+template <class Function>
+auto WithFormat(ElementType element, Function function) {
+  switch (element) {
+    case ElementType::kBf16:
+      return function(scalar::Bf16());
+    case ElementType::kF16:
+      return function(scalar::F16());
+    case ElementType::kF32:
+      break;
+  }
+  return function(scalar::F32());
+}
 
 struct IntegerTile {
   scalar::IntegerFormat format;
@@ -25,15 +41,18 @@ struct IntegerTile {
 
   unsigned char* packed = nullptr;  // row r at packed + r * packed_stride, and so on
   int64_t packed_stride = 0;
-  unsigned char* scales = nullptr;
+  unsigned char* scales = nullptr;  // null where encoding does not store them: those of a whole tensor
   int64_t scale_stride = 0;
-  unsigned char* zero_points = nullptr;  // asymmetric only: the word row that holds first_row
+  unsigned char* zero_points = nullptr;  // asymmetric only; packed ones: the word row that holds first_row; null like `scales`
   int64_t zero_point_stride = 0;
 };
 
 // Encoding has these besides.
 struct EncodeOptions {
-  const scalar::Range* fixed = nullptr;  // one a row of the tile: the range of the whole weight's row, where the tile is only a part of it
+  // The ranges of the groups of row r from fixed + r * fixed_stride, where they do not come from the tile alone: a row or tensor that was
+  // observed before, or ranges that were searched for.
+  const scalar::Range* fixed = nullptr;
+  int64_t fixed_stride = 1;
   bool replace_nonfinite = false;
   RowError* errors = nullptr;  // one a row of the tile
 };
@@ -41,8 +60,11 @@ struct EncodeOptions {
 inline scalar::RowOutput OutputOfRow(const IntegerTile& tile, int64_t row) {
   scalar::RowOutput out;
   out.packed = tile.packed + row * tile.packed_stride;
-  out.scales = tile.scales + row * tile.scale_stride;
-  if (!tile.format.symmetric) {
+  if (tile.scales != nullptr) out.scales = tile.scales + row * tile.scale_stride;
+  if (tile.zero_points == nullptr) return out;
+  if (tile.format.byte_zero_points) {
+    out.zero_points = tile.zero_points + row * tile.zero_point_stride;
+  } else {
     const scalar::ColumnPosition first = scalar::PositionInColumn(tile.first_row, tile.format.bits);
     const scalar::ColumnPosition position = scalar::PositionInColumn(tile.first_row + row, tile.format.bits);
     out.zero_points = tile.zero_points + (position.word - first.word) * tile.zero_point_stride;
@@ -50,6 +72,10 @@ inline scalar::RowOutput OutputOfRow(const IntegerTile& tile, int64_t row) {
     out.zero_point_shift = position.shift;
   }
   return out;
+}
+
+inline const scalar::Range* FixedOfRow(const EncodeOptions& options, int64_t row) {
+  return options.fixed == nullptr ? nullptr : options.fixed + row * options.fixed_stride;
 }
 
 // The definition, row by row.
@@ -61,10 +87,14 @@ void ObserveScalar(const IntegerTile& tile, scalar::Range* ranges);
 // measured as their replacement and counted.
 void AddErrorsScalar(const IntegerTile& tile, const unsigned char* decoded, int64_t decoded_stride, RowError* errors);
 
+// Finds the ranges of all groups, row after row: whole groups, of whole rows where a row has one scale. Regions are not used.
+void SearchScalar(const IntegerTile& tile, const scalar::RangeSearch& search, scalar::Range* ranges);
+
 // The same, by the kernels of the best SIMD target of this machine: equal bit for bit.
 scalar::Problem Encode(const IntegerTile& tile, const EncodeOptions& options);
 void Decode(const IntegerTile& tile, unsigned char* elements, int64_t element_stride);
 void Observe(const IntegerTile& tile, scalar::Range* ranges);
+void Search(const IntegerTile& tile, const scalar::RangeSearch& search, scalar::Range* ranges);
 void AddErrors(const IntegerTile& tile, const unsigned char* decoded, int64_t decoded_stride, RowError* errors);
 
 // The target they run on.

@@ -161,9 +161,11 @@ void DecodePlainScalar(const PlainTile& tile, unsigned char* elements, int64_t e
 }
 
 scalar::Problem EncodePlain(const PlainTile& tile, bool replace_nonfinite, RowError* errors) {
+  if (UsesScalarDefinition()) return EncodePlainScalar(tile, replace_nonfinite, errors);
   return HWY_DYNAMIC_DISPATCH(EncodePlainTile)(tile, replace_nonfinite, errors);
 }
 void DecodePlain(const PlainTile& tile, unsigned char* elements, int64_t element_stride) {
+  if (UsesScalarDefinition()) return DecodePlainScalar(tile, elements, element_stride);
   HWY_DYNAMIC_DISPATCH(DecodePlainTile)(tile, elements, element_stride);
 }
 

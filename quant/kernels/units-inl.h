@@ -10,6 +10,8 @@
 #define QUERN_QUANT_KERNELS_UNITS_INL_H_
 #endif
 
+#include <type_traits>
+
 #include "hwy/highway.h"
 #include "quant/row_error.h"
 #include "quant/scalar/float_formats.h"
@@ -118,6 +120,19 @@ struct Elements<scalar::F32> {
     hn::StoreInterleaved2(even, odd, DF(), reinterpret_cast<float*>(unit) + pair * 2 * kFloats);
   }
 };
+
+// Whether all elements of a unit are finite: the exponent of none is all ones.
+template <class D>
+HWY_INLINE bool UnitIsFinite(const unsigned char* unit) {
+  using Lane = std::make_unsigned_t<typename Elements<D>::Lane>;
+  const hn::CappedTag<Lane, 64 / sizeof(Lane)> d;
+  const auto mask = hn::Set(d, static_cast<Lane>(D::FromFloat(scalar::FloatOf(0x7F800000))));
+  auto largest = hn::Zero(d);
+  for (int64_t i = 0; i < kUnit; i += static_cast<int64_t>(hn::Lanes(d))) {
+    largest = hn::Max(largest, hn::And(hn::LoadU(d, reinterpret_cast<const Lane*>(unit) + i), mask));
+  }
+  return hn::AllFalse(d, hn::Eq(largest, mask));
+}
 
 // The error figures of one row while it is worked on. Lanes 0 2 4 .. of row_error.h are in the first half of the vectors, 1 3 5 .. in the
 // second.

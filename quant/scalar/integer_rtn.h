@@ -26,10 +26,18 @@ struct IntegerFormat {
   int bits = 4;
   bool symmetric = true;
   bool precise = false;
+  // Codes are stored as I8, one a byte, and not as a stream of bits (`int-quantized`).
+  bool byte_codes = false;
+  // Zero points are stored as I8 beside each scale, and not as a stream of bits along the rows.
+  bool byte_zero_points = false;
 
   QUERN_HOST_DEVICE float Min() const { return -static_cast<float>(1 << (bits - 1)); }
   QUERN_HOST_DEVICE float Max() const { return static_cast<float>((1 << (bits - 1)) - 1); }
   QUERN_HOST_DEVICE uint32_t Offset() const { return 1u << (bits - 1); }
+  // Of a code as it is stored: its bits, what is added to it, and the bytes of so many.
+  QUERN_HOST_DEVICE int StoredBits() const { return byte_codes ? 8 : bits; }
+  QUERN_HOST_DEVICE uint32_t StoredOffset() const { return byte_codes ? 0 : Offset(); }
+  QUERN_HOST_DEVICE int64_t StoredBytes(int64_t codes) const { return byte_codes ? codes : PackedBytes(codes, bits); }
 };
 
 // Smallest and largest value of a group, zero included.
@@ -120,8 +128,8 @@ struct Problem {
 // Where the codes of a piece of one row go.
 struct RowOutput {
   unsigned char* packed = nullptr;            // codes of the piece, from a word's start
-  unsigned char* scales = nullptr;            // D, one a group
-  unsigned char* zero_points = nullptr;       // asymmetric: I32, one a group, OR-ed into at `zero_point_shift`
+  unsigned char* scales = nullptr;            // D, one a group; null: not stored by encoding
+  unsigned char* zero_points = nullptr;       // asymmetric: I32, one a group, OR-ed into at `zero_point_shift`, or I8; null as above
   unsigned char* zero_points_next = nullptr;  // the next word row, where the code straddles into it; else null
   int zero_point_shift = 0;
 };
@@ -140,9 +148,29 @@ QUERN_HOST_DEVICE inline typename D::Bits LoadElement(const unsigned char* eleme
   return bits;
 }
 
-// Encodes `columns` elements of one row, which begin at a multiple of 32 columns, in groups of `group` elements. With `fixed` they are one
-// group whose range was observed before. `replace` is the policy for non-finite elements; without it the first one stops the work and is
-// returned, its column counted from the piece's first, and so is a group whose range overflows.
+// Stores the parameters of group `index`.
+template <class D>
+QUERN_HOST_DEVICE inline void StoreParameters(const IntegerFormat& format, const GroupParameters& parameters, int64_t index,
+                                              const RowOutput& out) {
+  if (out.scales != nullptr) {
+    const typename D::Bits scale = D::FromFloat(parameters.scale);
+    memcpy(out.scales + index * static_cast<int64_t>(sizeof scale), &scale, sizeof scale);
+  }
+  if (format.symmetric || out.zero_points == nullptr) return;
+  const int32_t zero_point = static_cast<int32_t>(parameters.zero_point);
+  if (format.byte_zero_points) {
+    out.zero_points[index] = static_cast<unsigned char>(zero_point);
+    return;
+  }
+  const uint64_t code = static_cast<uint64_t>(static_cast<uint32_t>(zero_point) + format.Offset()) << out.zero_point_shift;
+  OrWord(out.zero_points + index * 4, static_cast<uint32_t>(code));
+  if (out.zero_points_next != nullptr) OrWord(out.zero_points_next + index * 4, static_cast<uint32_t>(code >> 32));
+}
+
+// Encodes `columns` elements of one row, which begin at a multiple of 32 columns, in groups of `group` elements. With `fixed` the range of
+// each group is given: of a row or tensor that was observed before, or one that was searched for. `replace` is the policy for non-finite
+// elements; without it the first one stops the work and is returned, its column counted from the piece's first, and so is a group whose
+// range overflows.
 template <class D>
 QUERN_HOST_DEVICE inline Problem EncodePiece(const IntegerFormat& format, const unsigned char* elements, int64_t columns, int64_t group,
                                              const Range* fixed, bool replace, const RowOutput& out, RowError& error) {
@@ -158,21 +186,18 @@ QUERN_HOST_DEVICE inline Problem EncodePiece(const IntegerFormat& format, const 
       }
       Extend<D>(range, bits);
     }
-    if (fixed != nullptr) range = *fixed;
+    if (fixed != nullptr) range = fixed[index];
     const GroupParameters parameters = ParametersOf<D>(format, range);
     if (parameters.overflow && !replace) return {Problem::kOverflow, 0, begin};
-    const Bits scale = D::FromFloat(parameters.scale);
-    memcpy(out.scales + index * static_cast<int64_t>(sizeof scale), &scale, sizeof scale);
-    if (!format.symmetric) {
-      const uint64_t code = static_cast<uint64_t>(static_cast<uint32_t>(static_cast<int32_t>(parameters.zero_point)) + format.Offset())
-                            << out.zero_point_shift;
-      OrWord(out.zero_points + index * 4, static_cast<uint32_t>(code));
-      if (out.zero_points_next != nullptr) OrWord(out.zero_points_next + index * 4, static_cast<uint32_t>(code >> 32));
-    }
+    StoreParameters<D>(format, parameters, index, out);
     for (int64_t i = begin; i < begin + group; ++i) {
       const float x = D::ToFloat(ReplaceNonfinite<D>(LoadElement<D>(elements, i)));
       const float code = Quantize<D>(format, parameters, x);
-      writer.Put(static_cast<uint32_t>(static_cast<int32_t>(code)) + format.Offset());
+      if (format.byte_codes) {
+        out.packed[i] = static_cast<unsigned char>(static_cast<int32_t>(code));
+      } else {
+        writer.Put(static_cast<uint32_t>(static_cast<int32_t>(code)) + format.Offset());
+      }
       AddError(error, i, x, Dequantize<D>(parameters, code));
     }
   }
@@ -180,12 +205,20 @@ QUERN_HOST_DEVICE inline Problem EncodePiece(const IntegerFormat& format, const 
   return {};
 }
 
-// The stored zero point of a group: an unsigned code, offset like those of the weights.
-QUERN_HOST_DEVICE inline uint32_t ZeroPointCode(const RowOutput& in, int64_t index, int bits) {
+// The stored zero point of a group.
+QUERN_HOST_DEVICE inline int32_t ZeroPoint(const IntegerFormat& format, const RowOutput& in, int64_t index) {
+  if (format.byte_zero_points) return static_cast<int8_t>(in.zero_points[index]);
   uint32_t words[2] = {};
   memcpy(&words[0], in.zero_points + index * 4, sizeof words[0]);
   if (in.zero_points_next != nullptr) memcpy(&words[1], in.zero_points_next + index * 4, sizeof words[1]);
-  return static_cast<uint32_t>((uint64_t{words[1]} << 32 | words[0]) >> in.zero_point_shift) & ((1u << bits) - 1);
+  const uint32_t code = static_cast<uint32_t>((uint64_t{words[1]} << 32 | words[0]) >> in.zero_point_shift) & ((1u << format.bits) - 1);
+  return static_cast<int32_t>(code) - static_cast<int32_t>(format.Offset());
+}
+
+// The code of element `index` of a piece.
+QUERN_HOST_DEVICE inline int32_t Code(const IntegerFormat& format, const unsigned char* packed, int64_t index) {
+  if (format.byte_codes) return static_cast<int8_t>(packed[index]);
+  return static_cast<int32_t>(UnpackCode(packed, index, format.bits)) - static_cast<int32_t>(format.Offset());
 }
 
 // The inverse: writes `columns` decoded elements. Reads what EncodePiece writes.
@@ -196,13 +229,9 @@ QUERN_HOST_DEVICE inline void DecodePiece(const IntegerFormat& format, const Row
   for (int64_t begin = 0, index = 0; begin < columns; begin += group, ++index) {
     GroupParameters parameters;
     parameters.scale = D::ToFloat(LoadElement<D>(in.scales, index));
-    if (!format.symmetric) {
-      const uint32_t code = ZeroPointCode(in, index, format.bits);
-      parameters.zero_point = static_cast<float>(static_cast<int32_t>(code) - static_cast<int32_t>(format.Offset()));
-    }
+    if (!format.symmetric) parameters.zero_point = static_cast<float>(ZeroPoint(format, in, index));
     for (int64_t i = begin; i < begin + group; ++i) {
-      const int32_t code = static_cast<int32_t>(UnpackCode(in.packed, i, format.bits)) - static_cast<int32_t>(format.Offset());
-      const Bits bits = D::FromFloat(Dequantize<D>(parameters, static_cast<float>(code)));
+      const Bits bits = D::FromFloat(Dequantize<D>(parameters, static_cast<float>(Code(format, in.packed, i))));
       memcpy(elements + i * static_cast<int64_t>(sizeof bits), &bits, sizeof bits);
     }
   }

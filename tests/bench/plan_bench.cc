@@ -1,6 +1,6 @@
 // How long a plan takes: makes a sparse synthetic checkpoint in a temporary directory and plans its quantization from the headers.
-// plan_bench [LAYERS [EXPERTS [QUERN]]], by default 100,000 tensors and more. With the path of the program `quern` the command line is timed
-// too: the median of five runs of `quern plan`, as text and with --json. Exit 1 when one of these takes two seconds or longer.
+// plan_bench [LAYERS [EXPERTS [QUERN]]], by default 100,000 tensors and more. With the path of the program `quern` the command line is
+// timed too: the median of five runs of `quern plan`, as text and with --json. Exit 1 when one of these takes two seconds or longer.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -93,8 +93,8 @@ absl::Status Run(uint32_t layers, uint32_t experts, const std::string& quern_pro
   }
   for (const char* form : {"", "--json", "--all"}) {
     if (quern_program.empty()) break;
-    std::vector<std::string> argv = {quern_program, "plan", directory.path(), "--scheme", "W4A16_ASYM", "--group-size", "32", "--targets",
-                                     "routed_experts"};
+    std::vector<std::string> argv = {quern_program,  "plan", directory.path(), "--scheme",      "W4A16_ASYM",
+                                     "--group-size", "32",   "--targets",      "routed_experts"};
     if (*form != '\0') argv.emplace_back(form);
     QUERN_ASSIGN_OR_RETURN(const double seconds, TimeCommand(argv, quern::JoinPath(directory.path(), "log")));
     worst = std::max(worst, seconds);

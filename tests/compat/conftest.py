@@ -4,9 +4,23 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 import checkpoints
 import oracle
+import parity_table
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """A session that ran all tests with success has found the whole table."""
+    everything = not session.config.option.keyword and Path(session.config.args[0]).is_dir() and len(session.config.args) == 1
+    if exitstatus != 0 or not everything or session.config.option.collectonly:
+        return
+    fault = parity_table.check_or_write()
+    if fault is not None:
+        print(f"\n{fault}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +88,27 @@ def quantized(quern, checkpoint, tmp_path_factory):
 @pytest.fixture(scope="session")
 def quantization_config():
     return lambda directory: json.loads((Path(directory) / "config.json").read_text())["quantization_config"]
+
+
+@pytest.fixture(scope="session")
+def activation_scales(checkpoint, tmp_path_factory):
+    """A file with an amax for every 2-D weight of a model."""
+
+    def get(model):
+        path = tmp_path_factory.mktemp("scales") / "scales.safetensors"
+        shapes = checkpoints.shapes(checkpoint(model))
+        modules = sorted(n.removesuffix(".weight") for n, (_, shape) in shapes.items() if n.endswith(".weight") and len(shape) == 2)
+        safetensors.torch.save_file({m: torch.tensor(1.0 + i / 8) for i, m in enumerate(modules)}, path)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def plan(quern, checkpoint):
+    def get(model, *arguments):
+        process = quern("plan", checkpoint(model), *arguments, "--json")
+        assert process.returncode == 0, process.stderr
+        return json.loads(process.stdout)["summary"]
+
+    return get

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Makes integer_rtn.safetensors beside this file: weights, and what llm-compressor and compressed-tensors make of them.
 
-Run with the compat tests' virtual environment. For every width 2..8, symmetric and asymmetric, groups of 32 and 128 and one scale a row, and
-BF16, F16 and F32, the steps of `model_free_ptq` quantize small weights; the tensors are stored byte for byte. Beside them stand the SHA-256 of what
+Run with the compat tests' virtual environment. For every width 2..8, symmetric and asymmetric, groups of 32 and 128, one scale a row and one for
+the whole weight, and BF16, F16 and F32, weights only (`pack-quantized`) and for 4 and 8 bits also with INT8 activations (`int-quantized`), the steps of `model_free_ptq` quantize small weights; the tensors are stored byte for byte. Beside them stand the SHA-256 of what
 compressed-tensors decompresses them to, and the error figures of each row, summed as quant/row_error.h says.
 
-Names: "<dtype>.<shape>.weight" is a source; "<dtype>.<shape>.w<bits>.<sym|asym>.<32|128|channel>.<suffix>" belongs to it, with the suffixes
-packed, scale, zero_point (asymmetric), shape, decoded_sha256 (U8 [32]) and errors (F64 [rows, 3]: squared error, squares, largest error).
+Names: "<dtype>.<shape>.weight" is a source; "<dtype>.<shape>.w<bits>[a8].<sym|asym>.<32|128|channel|tensor>.<suffix>" belongs to it, with the
+suffixes weight_packed or weight, weight_scale, weight_zero_point (asymmetric), weight_shape, decoded_sha256 (U8 [32]) and errors (F64 [rows, 3]: squared error, squares, largest error).
 """
 
 import hashlib
+import itertools
 import pathlib
 
 import numpy as np
 import torch
-from compressed_tensors.compressors import PackedQuantizationCompressor
+from compressed_tensors.compressors import IntQuantizationCompressor, PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from llmcompressor.entrypoints.model_free.converter import ModelFreePtqConverter
 from llmcompressor.entrypoints.model_free.validate import validate_config
@@ -23,7 +24,7 @@ from safetensors.torch import save_file
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 # Odd numbers of rows, so that zero points end inside a word; 130 columns end inside a word of codes.
 SHAPES = {"wide": (35, 256), "odd": (3, 130)}
-STRATEGIES = {"32": ("group", 32), "128": ("group", 128), "channel": ("channel", None)}
+STRATEGIES = {"32": ("group", 32), "128": ("group", 128), "channel": ("channel", None), "tensor": ("tensor", None)}
 
 
 def make_weight(dtype, shape, seed):
@@ -79,7 +80,7 @@ def quantize(weights, scheme):
     tensors = converter.process({f"model.{name.replace('.', '_')}.weight": weight for name, weight in weights.items()})
     by_name = {}
     for name in weights:
-        prefix = f"model.{name.replace('.', '_')}.weight_"
+        prefix = f"model.{name.replace('.', '_')}."
         by_name[name] = {key[len(prefix):]: value for key, value in tensors.items() if key.startswith(prefix)}
     return by_name
 
@@ -91,19 +92,22 @@ def main():
         for s, (shape_name, shape) in enumerate(SHAPES.items()):
             weights[f"{dtype_name}.{shape_name}"] = make_weight(dtype, shape, 17 * d + s)
     golden.update({f"{name}.weight": weight for name, weight in weights.items()})
-    for bits in range(2, 9):
-        for symmetric in (True, False):
+    for bits, activations, symmetric in itertools.product(range(2, 9), (None, "int8_token"), (True, False)):
+        if activations is None or bits in (4, 8):
             for strategy_name, (strategy, group_size) in STRATEGIES.items():
+                if activations and strategy_name == "128":
+                    continue
                 args = QuantizationArgs(num_bits=bits, type="int", strategy=strategy, group_size=group_size, symmetric=symmetric, dynamic=False,
                                         observer="memoryless_minmax")
-                scheme = QuantizationScheme(targets=["Linear"], weights=args)
+                token = QuantizationArgs(num_bits=8, type="int", strategy="token", symmetric=True, dynamic=True, observer=None)
+                scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=token if activations else None)
+                compressor = IntQuantizationCompressor if activations else PackedQuantizationCompressor
                 used = {n: w for n, w in weights.items() if group_size is None or w.shape[1] % group_size == 0}
                 for name, tensors in quantize(used, scheme).items():
-                    prefix = f"{name}.w{bits}.{'sym' if symmetric else 'asym'}.{strategy_name}"
+                    prefix = f"{name}.w{bits}{'a8' if activations else ''}.{'sym' if symmetric else 'asym'}.{strategy_name}"
                     for suffix, tensor in tensors.items():
                         golden[f"{prefix}.{suffix}"] = tensor
-                    state = {f"weight_{suffix}": tensor for suffix, tensor in tensors.items()}
-                    decoded = PackedQuantizationCompressor.decompress(state, scheme)["weight"]
+                    decoded = compressor.decompress(tensors, scheme)["weight"]
                     assert decoded.dtype == used[name].dtype
                     raw = decoded.contiguous().view(torch.uint8).numpy().tobytes()
                     golden[f"{prefix}.decoded_sha256"] = torch.tensor(list(hashlib.sha256(raw).digest()), dtype=torch.uint8)

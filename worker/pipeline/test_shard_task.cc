@@ -344,6 +344,11 @@ void RunTaskTest::ExpectRightAndEqual(ShardTask& task, const TaskOptions& option
   if (compared.ok()) {
     EXPECT_EQ(compared->mismatches_size(), 0) << (compared->mismatches_size() > 0 ? compared->mismatches(0).DebugString() : "");
     EXPECT_EQ(compared->errors_size(), static_cast<int>(task.errors().size()));
+    EXPECT_EQ(compared->source_digests_size(), static_cast<int>(task.digests().size()));
+    for (int i = 0; i < compared->source_digests_size() && i < static_cast<int>(task.digests().size()); ++i) {
+      EXPECT_EQ(compared->source_digests(i).tensor(), task.digests()[i].tensor());
+      EXPECT_EQ(compared->source_digests(i).digest(), task.digests()[i].digest()) << task.digests()[i].tensor();
+    }
   }
   EXPECT_THAT(RemoveFile(output_), IsOk());
 }

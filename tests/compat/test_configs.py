@@ -1,0 +1,138 @@
+"""quantization_config says what compressed-tensors says of the same schemes, and what vLLM and transformers make of it is what is stored."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.compressors.format import infer_module_format
+from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+
+import checkpoints
+import oracle
+
+HERE = Path(__file__).resolve().parent
+RECIPES = HERE.parents[1] / "docs" / "recipes"
+PRESETS = [name for name in PRESET_SCHEMES if name != "UNQUANTIZED"]
+STATIC = ("FP8", "NVFP4")  # scales of activations come from a file
+# transformers (5.17) finds one scheme for all routed experts, and has code for these.
+LOADS_EXPERTS = ("W4A16", "W8A16", "FP8_DYNAMIC", "MXFP4A16")
+
+
+def group_size(name):
+    return ("--group-size", "32") if preset_name_to_scheme(name, []).weights.group_size == 128 else ()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_groups_are_those_of_compressed_tensors(plan, activation_scales, name):
+    model = "made-llama"
+    files = ("--activation-scales", activation_scales(model)) if name in STATIC else ()
+    summary = plan(model, "--scheme", name, *group_size(name), *files)
+    config = json.loads(summary["quantization_config"])
+    assert list(config["config_groups"]) == ["group_0"]
+    ours = config["config_groups"]["group_0"]
+
+    scheme = preset_name_to_scheme(name, ours["targets"])
+    if group_size(name):
+        scheme.weights.group_size = 32
+    scheme.weights.observer = "memoryless_minmax"  # null there; we name what was done
+    scheme.format = infer_module_format(torch.nn.Linear, scheme)
+    theirs = json.loads(QuantizationConfig(config_groups={"g": scheme}).model_dump_json())["config_groups"]["g"]
+    assert ours == theirs
+    assert config["format"] == theirs["format"]
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_static_scales_are_refused_without_their_file(quern, checkpoint, name):
+    process = quern("plan", checkpoint("made-llama"), "--scheme", name)
+    assert process.returncode == 1
+    assert "--activation-scales" in process.stderr
+    assert {"FP8": "FP8_DYNAMIC", "NVFP4": "NVFP4A16"}[name] in process.stderr
+
+
+def recipe_text(name):
+    """A recipe of docs/recipes; layers of a model with 48 of them become those of one with 6."""
+    text = (RECIPES / name).read_text()
+    for there, here in (("(2|3|43|44|45)", "(2|4)"), ("(1|46|47)", "(1|5)"), ("([0-7]|4[4-7])", "([0-1]|5)")):
+        text = text.replace(there, here)
+    return text
+
+
+@pytest.fixture(scope="session")
+def made(quern, checkpoint, activation_scales, tmp_path_factory):
+    """(model, recipe file or preset) -> directory, quantized once in a session."""
+    outputs = {}
+
+    def get(model, what):
+        if (model, what) not in outputs:
+            base = tmp_path_factory.mktemp("made")
+            if what.endswith(".yaml"):
+                (base / "recipe.yaml").write_text(recipe_text(what))
+                arguments = ("--recipe", base / "recipe.yaml")
+            else:
+                arguments = ("--scheme", what, *group_size(what))
+                if what in STATIC:
+                    arguments += ("--activation-scales", activation_scales(model))
+            process = quern("quantize", checkpoint(model), "-o", base / "out", *arguments, "--max-shard-size", "4MiB")
+            assert process.returncode == 0, process.stderr
+            outputs[(model, what)] = base / "out"
+        return outputs[(model, what)]
+
+    return get
+
+
+MIXED = sorted(p.name for p in RECIPES.glob("*.yaml") if not p.name.startswith("modelopt"))
+
+
+def test_every_recipe_of_the_docs_is_tested():
+    assert len(MIXED) == 4
+
+
+@pytest.mark.parametrize("what", [*MIXED, "W8A8", "W4A8", "FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4A16", "NVFP4", "MXFP4A16", "MXFP8A16"])
+def test_vllm_reads_every_module_as_it_is_stored(made, what):
+    model = "laguna-tiny"
+    process = subprocess.run([sys.executable, HERE / "vllm_schemes.py", made(model, what)], capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
+    assert " 0 that vLLM would read differently" in process.stdout
+
+
+@pytest.mark.parametrize("what", MIXED)
+def test_every_module_decompresses_by_the_group_that_names_it(made, checkpoint, what):
+    model = "laguna-tiny"
+    out = made(model, what)
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    tensors, source = checkpoints.contents(out), checkpoints.contents(checkpoint(model))
+    manifest = json.loads((out / "quern_manifest.json").read_text())
+    assert manifest["modules"]
+    for module in manifest["modules"]:
+        value = oracle.decompress(tensors, config, module["module"])
+        difference = oracle.as_tensor(source[module["module"] + ".weight"]).double() - value.double()
+        assert module["error"]["sum_squared_error"] == pytest.approx(float((difference ** 2).sum()), rel=1e-12, abs=0), module["module"]
+
+
+def test_plan_tells_what_transformers_cannot_load(plan, tmp_path):
+    def told(what):
+        if what.endswith(".yaml"):
+            (tmp_path / what).write_text(recipe_text(what))
+            arguments = ("--recipe", tmp_path / what)
+        else:
+            arguments = ("--scheme", what, *group_size(what), "--targets", "routed_experts")
+        return any("transformers" in warning for warning in plan("laguna-tiny", *arguments)["warnings"])
+
+    assert not any(told(name) for name in LOADS_EXPERTS)
+    assert all(told(name) for name in ("W4A16_ASYM", "FP8_BLOCK", "MXFP8A16", "NVFP4A16", "W8A8", "laguna-quality-first.yaml"))
+
+
+def test_effective_bits_count_scales(plan):
+    def bits(name, *arguments):
+        roles = {r["role"]: r["bits"] for r in plan("laguna-tiny", "--scheme", name, *arguments, "--targets", "routed_experts")["effective_bits"]}
+        return roles["routed_experts"], roles["attention"]
+
+    # A shape of two 64-bit numbers stands beside every packed weight, and one F32 beside NVFP4.
+    assert bits("W4A16_ASYM", "--group-size", "32") == (pytest.approx(4.625, abs=3e-3), 16)
+    assert bits("NVFP4A16") == (pytest.approx(4.5, abs=1e-3), 16)
+    assert bits("FP8_BLOCK") == (pytest.approx(8, abs=2e-3), 16)
+    assert bits("MXFP4A16") == (pytest.approx(4.25, abs=1e-3), 16)

@@ -1,0 +1,129 @@
+"""`quern dequantize` gives the values that the format's own library decompresses to, in a checkpoint that transformers loads."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+import checkpoints
+import families
+import oracle
+from test_formats import GROUPED, MODELOPT, SCHEMES, family_checkpoint, run  # noqa: F401 (a fixture)
+
+
+def logits(directory):
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    ids = torch.randint(0, 512, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def plain_with(source, values, directory):
+    """The source with the weights of `values` in place of its own."""
+    tensors = {name: oracle.as_tensor(entry) for name, entry in checkpoints.contents(source).items()}
+    for module, value in values.items():
+        assert module + ".weight" in tensors
+        tensors[module + ".weight"] = value.to(tensors[module + ".weight"].dtype)
+    safetensors.torch.save_file(tensors, Path(directory) / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(Path(source) / "config.json", directory)
+    return directory
+
+
+@pytest.mark.parametrize("family", ("llama", "qwen3_moe"))
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_values_and_logits_are_those_of_compressed_tensors(quern, family_checkpoint, quantization_config, tmp_path, scheme, family):
+    source = family_checkpoint(family)
+    run(quern, source, tmp_path / "out", scheme)
+    process = quern("dequantize", tmp_path / "out", "-o", tmp_path / "plain")
+    assert process.returncode == 0, process.stderr
+    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+
+    stored, config = checkpoints.contents(tmp_path / "out"), quantization_config(tmp_path / "out")
+    values = {m: oracle.decompress(stored, config, m).to(torch.bfloat16) for m in families.linear_weights(family, source)}
+    plain = checkpoints.contents(tmp_path / "plain")
+    assert sorted(plain) == sorted(checkpoints.contents(source))
+    for module, value in values.items():
+        assert torch.equal(oracle.as_tensor(plain[module + ".weight"]), value), module
+    with tempfile.TemporaryDirectory() as directory:
+        assert torch.equal(logits(tmp_path / "plain"), logits(plain_with(source, values, directory)))
+
+
+def _modelopt_values(scheme, tensors):
+    """ModelOpt's own formulas."""
+    if scheme == "FP8_DYNAMIC":
+        return (tensors["weight"].float() * tensors["weight_scale"][:, None]).to(torch.bfloat16)
+    e2m1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes = torch.stack([tensors["weight"] & 15, tensors["weight"] >> 4], -1).flatten(1).long()
+    scale = tensors["weight_scale"].float() * tensors["weight_scale_2"]
+    return (e2m1[codes].reshape(codes.shape[0], -1, 16) * scale[..., None]).flatten(1).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("scheme", MODELOPT)
+def test_modelopt_outputs_decode_by_its_formula(quern, family_checkpoint, tmp_path, scheme):
+    source = family_checkpoint("qwen3_moe")
+    run(quern, source, tmp_path / "out", scheme, "--export", "modelopt")
+    process = quern("dequantize", tmp_path / "out", "-o", tmp_path / "plain")
+    assert process.returncode == 0, process.stderr
+    stored, plain = checkpoints.contents(tmp_path / "out"), checkpoints.contents(tmp_path / "plain")
+    for module in families.linear_weights("qwen3_moe", source):
+        tensors = {n[len(module) + 1:]: oracle.as_tensor(e) for n, e in stored.items() if n.startswith(module + ".")}
+        assert torch.equal(oracle.as_tensor(plain[module + ".weight"]), _modelopt_values(scheme, tensors)), module
+
+
+def _fp8_block_source(source, directory, scale_name="weight_scale_inv"):
+    """A checkpoint as DeepSeek publishes them: F8_E4M3 weights with one F32 scale for each 128x128 block, scales in a file of their own."""
+    weights, scales = {}, {}
+    expected = {}
+    for name, entry in checkpoints.contents(source).items():
+        tensor = oracle.as_tensor(entry)
+        module, _, parameter = name.rpartition(".")
+        if ".mlp." not in name and ".self_attn." not in name or parameter != "weight" or tensor.dim() != 2 or module.endswith(("norm", ".gate")):
+            weights[name] = tensor
+            continue
+        rows, cols = tensor.shape
+        padded = torch.nn.functional.pad(tensor.float(), (0, -cols % 128, 0, -rows % 128))
+        blocks = padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
+        scale = blocks.abs().amax((1, 3)) / 448
+        quantized = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+        weights[name] = quantized.reshape(padded.shape)[:rows, :cols].contiguous()
+        scales[f"{module}.{scale_name}"] = scale
+        decoded = quantized.float() * scale[:, None, :, None]
+        expected[module] = decoded.reshape(padded.shape)[:rows, :cols].to(torch.bfloat16)
+    safetensors.torch.save_file(weights, directory / "model-00001-of-00002.safetensors")
+    safetensors.torch.save_file(scales, directory / "model-00002-of-00002.safetensors")
+    weight_map = {n: "model-00001-of-00002.safetensors" for n in weights} | {n: "model-00002-of-00002.safetensors" for n in scales}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    config = json.loads((Path(source) / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    (directory / "config.json").write_text(json.dumps(config))
+    return expected
+
+
+def test_fp8_block_sources_are_decoded_on_the_fly(quern, family_checkpoint, tmp_path):
+    """Partial edge blocks (q_a 96 rows), scales in another shard, once targeted and once ignored."""
+    source = tmp_path / "source"
+    source.mkdir()
+    expected = _fp8_block_source(family_checkpoint("qwen3_moe"), source)
+    process = quern("dequantize", source, "-o", tmp_path / "plain")
+    assert process.returncode == 0, process.stderr
+    plain = checkpoints.contents(tmp_path / "plain")
+    for module, value in expected.items():
+        assert torch.equal(oracle.as_tensor(plain[module + ".weight"]), value), module
+    assert not any(n.endswith("scale_inv") for n in plain)
+
+    process = quern("quantize", source, "-o", tmp_path / "out", "--scheme", "W4A16", "--group-size", "32", "--targets", "routed_experts")
+    assert process.returncode == 0, process.stderr
+    out = checkpoints.contents(tmp_path / "out")
+    for module, value in expected.items():
+        if families.is_routed(module):
+            for suffix, tensor in SCHEMES["W4A16"](value, None).items():
+                assert out[f"{module}.{suffix}"][2] == tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes(), module
+        else:
+            assert torch.equal(oracle.as_tensor(out[module + ".weight"]), value), module
+    assert not any(n.endswith("scale_inv") for n in out)
+    assert quern("verify", tmp_path / "out", "--against", source).returncode == 0
