@@ -262,8 +262,9 @@ bool FloatScheme::NeedsStatistics(Shape2D weight, Shape2D tile) const {
     case Strategy::kTensorGroup:
       return true;
     case Strategy::kChannel:
-    case Strategy::kBlock:
       return tile.cols < weight.cols;
+    case Strategy::kBlock:
+      return tile.cols < weight.cols || tile.rows < std::min(weight.rows, kBlock);
     case Strategy::kGroup:
       break;
   }

@@ -26,6 +26,11 @@ constexpr char kFp8BlockF32[] = "float8 block=128 symmetric observer=minmax nume
 constexpr char kMxfp4[] = "float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0";
 constexpr char kMxfp8[] = "float8 group=32 symmetric observer=minmax numerics=reference scale=e8m0";
 constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
+constexpr char kImportance[] = "int4 group=32 asymmetric observer=importance numerics=reference";
+constexpr char kChannelMse[] = "int8 channel symmetric observer=mse numerics=reference";
+constexpr char kPlainBf16[] = "plain16 tensor symmetric observer=minmax numerics=reference scale=bf16";
+constexpr char kPlainF16[] = "plain16 tensor symmetric observer=minmax numerics=reference";
+constexpr char kPlainF32[] = "plain32 tensor symmetric observer=minmax numerics=reference";
 
 std::string ModelOpt(const std::string& scheme) { return quant::ToModelOpt(quant::SchemeSpec::Parse(scheme).value()).value().ToString(); }
 
@@ -196,7 +201,7 @@ TEST_F(StatisticsSetsTest, EveryFloatSchemeOnRandomViews) {
                                             kGroup32, ModelOpt(kNvfp4), ModelOpt(kFp8Channel)};
   const std::vector<std::string> stored = {kFp8BlockF32, kNvfp4, kMxfp4, kFp8Tensor, kFp8Channel};
   const char* const dtypes[] = {"BF16", "F16", "F32"};
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 14; ++round) {
     ShardTask task(dir_.path());
     std::vector<TestSource> weights;
     const int64_t cols = 32 * pick(1, round < 8 ? 16 : 90);
@@ -238,6 +243,56 @@ TEST_F(StatisticsSetsTest, EveryFloatSchemeOnRandomViews) {
   }
 }
 
+TEST_F(StatisticsSetsTest, QuantizedWeightsBecomePlainOnes) {
+  ShardTask task(dir_.path());
+  int next = 0;
+  for (const std::string& stored : std::vector<std::string>{kNvfp4, kFp8Tensor, kFp8Channel, kFp8Block, kFp8BlockF32, kMxfp4, kMxfp8,
+                                                            kGroup32, ModelOpt(kNvfp4), ModelOpt(kFp8Channel)}) {
+    for (const char* const plain : {kPlainBf16, kPlainF16, kPlainF32}) {
+      const bool large = next % 7 == 0;
+      const TestSource source =
+          task.Encoded(absl::StrCat("stored", next), "BF16", stored, large ? 1500 : 131, large ? 2048 : 320, 0, next % 2 == 1);
+      task.Quantize(absl::StrCat("module", next), plain, source, {});
+      ++next;
+    }
+  }
+  const TestSource same = Weight(task, "same", 3000, 1000);
+  task.Quantize("same", kPlainBf16, same, {});
+  task.Finish();
+  ExpectRightAndEqual(task, Options());
+  ExpectRightAndEqual(task, Options(64 * kMiB, 3));
+}
+
+TEST_F(StatisticsSetsTest, SearchesOverWholeRowsSayHowMuchMemoryTheyTake) {
+  ShardTask task(dir_.path());
+  const TestSource wide = Weight(task, "wide", 33, 64 * 1024);
+  task.Quantize("wide", kChannelMse, wide, {});
+  task.Finish();
+  const quern::v1::Failure failure = FailureOf(Fails(task, Options()));
+  EXPECT_EQ(failure.reason(), quern::v1::MEMORY_TOO_SMALL);
+  EXPECT_THAT(failure.message(), AllOf(HasSubstr("wide"), HasSubstr("needs whole"), HasSubstr("--memory")));
+  EXPECT_LT(failure.bytes_needed(), 100 * kMiB);
+  ExpectRightAndEqual(task, Options(failure.bytes_needed()));
+}
+
+TEST_F(StatisticsSetsTest, ImportanceDecidesScales) {
+  ShardTask task(dir_.path());
+  const TestSource a = Weight(task, "a", 100, 1024), b = Weight(task, "b", 3000, 2048, "F32");
+  std::mt19937 random(5);
+  const auto importance = [&](size_t cols) {
+    std::vector<float> values(cols);
+    for (float& value : values) value = static_cast<float>(random() % 1000) / 100;
+    return values;
+  };
+  task.Quantize("a", kImportance, a, {.importance = importance(1024)});
+  task.Quantize("b", kImportance, b, {.importance = importance(2048)});
+  task.Quantize("c", kImportance, a, {.importance = importance(1024)});
+  task.Finish();
+  for (const ReaderMode mode : kModes) ExpectRightAndEqual(task, Options(kMinimumTaskMemory, 2, mode));
+  task.spec().mutable_write_shard()->mutable_units(2)->mutable_quantize()->clear_inputs();
+  EXPECT_THAT(Fails(task, Options()), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("importance of its columns")));
+}
+
 TEST_F(StatisticsSetsTest, ImportanceIsReadWhole) {
   ShardTask task(dir_.path());
   const TestSource a = Weight(task, "a", 100, 1024);
@@ -270,14 +325,11 @@ TEST_F(StatisticsSetsTest, PlansThatContradictThemselvesAreRefused) {
   expect_refused("leads out of", [](Unit& a, Unit& b) {
     for (Unit* unit : {&a, &b}) unit->mutable_statistics_set(1)->set_offset(uint64_t{1} << 60);
   });
-  expect_refused("no scale in common", [](Unit& a, Unit&) {
-    a.set_scheme(kMxfp8);
-    a.mutable_outputs(0)->set_size(64 * 256);
-    a.mutable_outputs(1)->set_offset(4096 + 64 * 256);
-    a.mutable_outputs(1)->set_size(64 * 8);
-    a.mutable_outputs()->RemoveLast();
+  expect_refused("the scheme stores 1024", [](Unit&, Unit& b) {
+    b.mutable_outputs(2)->set_size(3);
+    b.mutable_outputs(1)->set_size(b.outputs(1).size() + 1);
+    b.mutable_outputs(2)->set_offset(b.outputs(2).offset() + 1);
   });
-  expect_refused("the scheme stores 4", [](Unit& a, Unit&) { a.mutable_outputs(2)->set_size(8); });
   expect_refused("F32 [1, 256]", [](Unit& a, Unit&) { a.mutable_inputs(0)->mutable_view()->set_cols(255); });
   expect_refused("F32 [1, 256]", [](Unit& a, Unit&) { a.mutable_inputs(0)->mutable_view()->set_dtype("I32"); });
   expect_refused("leads out of", [](Unit& a, Unit&) { a.mutable_inputs(0)->mutable_view()->set_offset(1 << 20); });
@@ -285,6 +337,14 @@ TEST_F(StatisticsSetsTest, PlansThatContradictThemselvesAreRefused) {
   expect_refused("only one importance", [](Unit& a, Unit&) { *a.add_inputs() = a.inputs(0); });
   expect_refused("the importance of column", [](Unit& a, Unit&) { a.mutable_inputs(0)->mutable_view()->set_offset(0); });
   expect_refused("largest magnitude", [](Unit& a, Unit&) { a.set_activation_amax(-1); });
+}
+
+TEST_F(StatisticsSetsTest, ASchemeWithoutACommonScaleTakesNoSet) {
+  ShardTask task(dir_.path());
+  const TestSource a = Weight(task, "a", 64, 256), b = Weight(task, "b", 64, 256);
+  task.Quantize("a", kFp8Tensor, a, {.set = {a, b}});
+  task.Finish();
+  EXPECT_THAT(Fails(task, Options()), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no scale in common")));
 }
 
 }  // namespace
