@@ -124,8 +124,6 @@ int Main(int argc, char** argv) {
       return kExitUsage;
     }
   }
-  // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
-  grpc_init();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("quernd"));
   spdlog::set_level(flags.is_private ? spdlog::level::warn : spdlog::level::info);
   // Plans are large and short-lived: with an arena for each thread they would stay.
@@ -134,7 +132,9 @@ int Main(int argc, char** argv) {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before gRPC has threads, so that they have them blocked too
+  // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
+  grpc_init();
   if (const absl::Status status = Serve(flags, signals); !status.ok()) {
     spdlog::critical("{}", std::string(status.message()));
     return kExitFailed;

@@ -263,8 +263,8 @@ bool FloatScheme::NeedsStatistics(Shape2D weight, Shape2D tile) const {
       return true;
     case Strategy::kChannel:
       return tile.cols < weight.cols;
-    case Strategy::kBlock:
-      return tile.cols < weight.cols || tile.rows < std::min(weight.rows, kBlock);
+    case Strategy::kBlock:  // single rows of narrow weights, too
+      return tile.cols < weight.cols || tile.rows < std::min(kBlock, weight.rows);
     case Strategy::kGroup:
       break;
   }

@@ -192,6 +192,10 @@ TEST(FloatSchemeTest, ScalesOfSetsTensorsAndCutGroupsNeedStatistics) {
     EXPECT_FALSE(SchemeOf(spec).NeedsStatistics(weight, band)) << spec;
     EXPECT_TRUE(SchemeOf(spec).NeedsStatistics(weight, segment)) << spec;
   }
+  // A segment that is a whole row is no block.
+  EXPECT_TRUE(SchemeOf(kFp8Block).NeedsStatistics({57, 115}, {1, 115}));
+  EXPECT_FALSE(SchemeOf(kFp8Block).NeedsStatistics({57, 115}, {57, 115}));
+  EXPECT_FALSE(SchemeOf(kFp8Block).NeedsStatistics({1, 115}, {1, 115}));
   for (const char* spec : {kMxfp4, kMxfp8}) EXPECT_FALSE(SchemeOf(spec).NeedsStatistics(weight, segment)) << spec;
   for (const char* spec : {kNvfp4, kModelOptFp8, kModelOptNvfp4}) EXPECT_TRUE(SchemeOf(spec).SharesSetScale()) << spec;
   for (const char* spec : {kFp8Tensor, kFp8Channel, kFp8Block, kMxfp4, kModelOptChannel}) {

@@ -156,7 +156,11 @@ const std::vector<std::pair<std::string, SchemeSpec>>& Presets() {
       all->emplace_back(absl::StrCat("W", bits, "A16_ASYM"), IntegerPreset(bits, Strategy::kGroup, false, Activations::kNone));
       if (bits < 8) all->emplace_back(absl::StrCat("W", bits, "A8"), IntegerPreset(bits, Strategy::kGroup, true, Activations::kInt8Token));
     }
+    for (int bits = 2; bits <= 4; ++bits) {
+      all->emplace_back(absl::StrCat("W", bits, "A4"), IntegerPreset(bits, Strategy::kGroup, true, Activations::kInt4Token));
+    }
     all->emplace_back("W8A8", IntegerPreset(8, Strategy::kChannel, true, Activations::kInt8Token));
+    all->emplace_back("INT8", IntegerPreset(8, Strategy::kChannel, true, Activations::kInt8Token));  // another name of W8A8
     all->emplace_back("W4AFP8", IntegerPreset(4, Strategy::kGroup, true, Activations::kFp8Token));
     all->emplace_back("FP8", FloatPreset(8, Strategy::kTensor, 0, ScaleType::kWeight, Activations::kFp8Static));
     all->emplace_back("FP8_DYNAMIC", FloatPreset(8, Strategy::kChannel, 0, ScaleType::kWeight, Activations::kFp8Token));

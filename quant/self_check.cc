@@ -1,10 +1,12 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "quant/kernels/float_tile.h"
 #include "quant/kernels/integer_tile.h"
 #include "quant/scheme.h"
 
@@ -61,6 +63,59 @@ absl::Status Check(const Golden& golden) {
   return absl::OkStatus();
 }
 
+// The same group under the float formats, whose bytes compressed-tensors and ModelOpt give: codes of the eight values, the scale's bytes.
+struct FloatGolden {
+  const char* spec;
+  std::vector<uint8_t> codes;
+  std::vector<uint8_t> scale;
+};
+
+const std::vector<FloatGolden>& FloatGoldens() {
+  static const auto* const goldens = new std::vector<FloatGolden>{
+      {"float8 channel symmetric observer=minmax numerics=reference", {0x7E, 0xF3, 0x69, 0xFE, 0x7A, 0x00, 0xED, 0x76}, {0x36, 0x3A}},
+      {"float8 block=128 symmetric observer=minmax numerics=reference activations=fp8_group128",
+       {0x7E, 0xF3, 0x69, 0xFE, 0x7A, 0x00, 0xED, 0x76},
+       {0x36, 0x3A}},
+      {"float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3", {0xC7, 0xF2, 0x06, 0x5B}, {0x7E, 0x7E}},
+      {"float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0", {0xC6, 0xE2, 0x06, 0x4A}, {0x7B}},
+      {"float8 group=32 symmetric observer=minmax numerics=reference scale=e8m0", {0x7A, 0xEF, 0x65, 0xFA, 0x76, 0x00, 0xE9, 0x72}, {0x75}},
+      {"float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3 convention=modelopt",
+       {0xC7, 0xF2, 0x06, 0x5B},
+       {0x7E, 0x7E}},
+      {"float8 channel symmetric observer=minmax numerics=reference scale=f32 convention=modelopt",
+       {0x7E, 0xF3, 0x69, 0xFE, 0x7A, 0x00, 0xED, 0x76},
+       {0xDB, 0xB6, 0x35, 0x3A}},
+  };
+  return *goldens;
+}
+
+absl::Status Check(const FloatGolden& golden) {
+  QUERN_ASSIGN_OR_RETURN(const SchemeSpec spec, SchemeSpec::Parse(golden.spec));
+  QUERN_ASSIGN_OR_RETURN(const Scheme* scheme, Scheme::For(spec));
+  std::vector<uint16_t> weight;
+  for (int i = 0; i < 4; ++i) weight.insert(weight.end(), kGroup.begin(), kGroup.end());
+  Tile tile;
+  tile.dtype = DType::kBF16;
+  tile.row_end = 1;
+  tile.col_end = 32;
+  tile.data = reinterpret_cast<const std::byte*>(weight.data());
+  tile.row_stride = 64;
+  const std::unique_ptr<Statistics> statistics = scheme->NewStatistics({1, 32});
+  QUERN_RETURN_IF_ERROR(scheme->Observe(tile, ModuleInputs(), *statistics));
+  QUERN_ASSIGN_OR_RETURN(const std::vector<Region> regions, scheme->Regions(DType::kBF16, {1, 32}));
+  std::vector<uint8_t> codes(static_cast<size_t>(regions[0].bytes_per_row)), scale(static_cast<size_t>(regions[1].bytes_per_row));
+  std::vector<RegionBuffer> buffers(regions.size());
+  buffers[0].data = reinterpret_cast<std::byte*>(codes.data());
+  buffers[1].data = reinterpret_cast<std::byte*>(scale.data());
+  RowError error;
+  QUERN_RETURN_IF_ERROR(scheme->Encode(tile, ModuleInputs(), statistics.get(), NonfinitePolicy::kFail, buffers, absl::MakeSpan(&error, 1)));
+  std::vector<uint8_t> expected;
+  for (int i = 0; i < 4; ++i) expected.insert(expected.end(), golden.codes.begin(), golden.codes.end());
+  if (codes == expected && scale == golden.scale) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("self-test of scheme \"", golden.spec, "\" on ", KernelTarget(), ": codes or scales are not those of the format"));
+}
+
 // Buffers of an encoded tile, the same for the kernels and for the definition.
 struct Encoded {
   std::vector<unsigned char> packed, scales, zero_points;
@@ -84,9 +139,9 @@ IntegerTile PointTo(IntegerTile tile, Encoded& encoded) {
   return tile;
 }
 
-// Compares the active kernels with the scalar definition on one tile of seeded bits: finite values of many magnitudes.
+// Seeded bits: finite values of many magnitudes.
 template <class D>
-absl::Status Compare(absl::string_view dtype, ElementType element, const scalar::IntegerFormat& format, int64_t group) {
+std::vector<typename D::Bits> Elements() {
   std::vector<typename D::Bits> elements;
   uint64_t state = 1;
   for (int64_t i = 0; i < kRows * kColumns; ++i) {
@@ -94,6 +149,13 @@ absl::Status Compare(absl::string_view dtype, ElementType element, const scalar:
     const float fraction = static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-31f;
     elements.push_back(D::FromFloat(fraction / static_cast<float>(1 << (state >> 29 & 7))));
   }
+  return elements;
+}
+
+// Compares the active kernels with the scalar definition on one tile.
+template <class D>
+absl::Status Compare(absl::string_view dtype, ElementType element, const scalar::IntegerFormat& format, int64_t group) {
+  const std::vector<typename D::Bits> elements = Elements<D>();
   IntegerTile tile;
   tile.format = format;
   tile.element = element;
@@ -126,10 +188,72 @@ absl::Status Compare(absl::string_view dtype, ElementType element, const scalar:
   return absl::OkStatus();
 }
 
+// The same for the float formats.
+template <class D>
+absl::Status Compare(absl::string_view dtype, ElementType element, const scalar::FloatFormat& format) {
+  const std::vector<typename D::Bits> elements = Elements<D>();
+  FloatTile tile;
+  tile.format = format;
+  tile.element = element;
+  tile.rows = kRows;
+  tile.columns = kColumns;
+  tile.elements = reinterpret_cast<const unsigned char*>(elements.data());
+  tile.element_stride = kColumns * static_cast<int64_t>(sizeof elements[0]);
+  tile.code_stride = kColumns;
+  tile.scale_stride = kColumns;
+  tile.set_scale = format.scaling == scalar::FloatScaling::kNvfp4 ? 2688.0f : 1 / 2688.0f;
+  tile.group = format.scaling == scalar::FloatScaling::kGiven ? 128 : format.scaling == scalar::FloatScaling::kMx ? 32 : 16;
+  const scalar::FloatScale given[] = {{0x1p-9f, 0x1p-9f}, {0x1.2p-9f, 0x1.22p-9f}};
+  if (format.scaling == scalar::FloatScaling::kGiven) tile.given = given;
+  Encoded expected, actual;
+  const auto encode = [&](Encoded& encoded, auto function) {
+    encoded.packed.assign(kRows * kColumns, 0);
+    encoded.scales.assign(kRows * kColumns, 0);
+    encoded.errors.assign(kRows, RowError());
+    tile.codes = encoded.packed.data();
+    tile.scales = encoded.scales.data();
+    FloatOptions options;
+    options.errors = encoded.errors.data();
+    function(tile, options);
+  };
+  encode(expected, EncodeFloatsScalar);
+  encode(actual, EncodeFloats);
+  std::vector<typename D::Bits> expected_values(elements.size()), actual_values(elements.size());
+  DecodeFloatsScalar(tile, reinterpret_cast<unsigned char*>(expected_values.data()), tile.element_stride);
+  DecodeFloats(tile, reinterpret_cast<unsigned char*>(actual_values.data()), tile.element_stride);
+  float amax[2 * kRows] = {}, actual_amax[2 * kRows] = {};
+  tile.group = 128;
+  ObserveAmaxScalar(tile, amax, 2);
+  ObserveAmax(tile, actual_amax, 2);
+  const auto differ = [&](absl::string_view what) {
+    return absl::InternalError(absl::StrCat("self-test on ", ActiveTarget(), ": ", what, " of ", dtype, " to float", format.bits,
+                                            ", scaling ", static_cast<int>(format.scaling), format.precise ? " precise" : "",
+                                            " are not those of the definition"));
+  };
+  if (actual.packed != expected.packed) return differ("codes");
+  if (actual.scales != expected.scales) return differ("scales");
+  if (actual_values != expected_values) return differ("decoded values");
+  if (std::memcmp(amax, actual_amax, sizeof amax) != 0) return differ("largest magnitudes");
+  if (std::memcmp(actual.errors.data(), expected.errors.data(), kRows * sizeof(RowError)) != 0) return differ("error figures");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status SelfTest() {
   for (const Golden& golden : kGolden) QUERN_RETURN_IF_ERROR(Check(golden));
+  for (const FloatGolden& golden : FloatGoldens()) QUERN_RETURN_IF_ERROR(Check(golden));
+  using scalar::FloatScaling;
+  for (const bool precise : {true, false}) {
+    for (const scalar::FloatFormat& format :
+         {scalar::FloatFormat{8, FloatScaling::kGiven, precise, !precise}, scalar::FloatFormat{4, FloatScaling::kNvfp4, precise, false},
+          scalar::FloatFormat{4, FloatScaling::kModelOptNvfp4, precise, false},
+          scalar::FloatFormat{4, FloatScaling::kMx, precise, !precise}, scalar::FloatFormat{8, FloatScaling::kMx, precise, !precise}}) {
+      QUERN_RETURN_IF_ERROR(Compare<scalar::Bf16>("BF16", ElementType::kBf16, format));
+      QUERN_RETURN_IF_ERROR(Compare<scalar::F16>("F16", ElementType::kF16, format));
+      QUERN_RETURN_IF_ERROR(Compare<scalar::F32>("F32", ElementType::kF32, format));
+    }
+  }
   for (int bits = 2; bits <= 8; ++bits) {
     for (const bool symmetric : {true, false}) {
       for (const bool precise : {true, false}) {

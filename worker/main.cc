@@ -312,9 +312,10 @@ int Main(int argc, char** argv) {
     std::cerr << "quern-worker: " << settings.status().message() << "\nRun quern-worker --help for usage.\n";
     return kUsage;
   }
+  // First, so that gRPC's threads have them blocked too.
+  SignalThread::BlockSignals();
   // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
   grpc_init();
-  SignalThread::BlockSignals();
   // The executor ends with its channel.
   WatchParent(flags.parent_fd.value_or(-1), [] { _exit(kDone); });
   if (const absl::Status status = RunAsSupervisor(flags, *settings); !status.ok()) {

@@ -258,10 +258,13 @@ absl::StatusOr<std::vector<std::string>> CheckModelOptConfigs(absl::string_view 
         differences.push_back(
             absl::StrCat(module.name, " is ", schemes[module.scheme].ToString(), ", but hf_quant_config.json says otherwise"));
       }
-      finder.Find(module.name, [&](const std::string& name) {
+      // A name may stand there at several places.
+      std::set<std::string> within;
+      finder.Find(module.name, [&](const std::string& name) { within.insert(name); });
+      for (const std::string& name : within) {
         differences.push_back(
             absl::StrCat(module.name, " is quantized, but loaders take \"", name, "\" of exclude_modules for a part of its name"));
-      });
+      }
     }
   } catch (const Json::exception& error) {
     return absl::InvalidArgumentError(absl::StrCat("hf_quant_config.json or quantization_config: ", error.what()));

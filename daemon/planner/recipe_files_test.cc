@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "daemon/planner/planner.h"
 #include "daemon/planner/test_checkpoint.h"

@@ -141,6 +141,8 @@ QUERN_HOST_DEVICE inline typename D::Bits DequantizeFloat(const FloatFormat& for
   float value = format.bits == 8 ? E4m3::ToFloat(code) : E2m1::ToFloat(code);
   if (format.scaling == FloatScaling::kModelOptNvfp4 && code == 8) value = 0;
   value = value * scale.multiplier;
+  // Machines disagree about the sign and the payload of the NaN that damaged codes and scales give.
+  if (value != value) return D::FromFloat(FloatOf(0x7FC00000));
   if (format.scaling == FloatScaling::kNvfp4 || format.scaling == FloatScaling::kMx) value = Bf16::Round(value);
   return D::FromFloat(value);
 }

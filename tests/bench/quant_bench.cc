@@ -1,10 +1,12 @@
-// Elements a second of the integer kernels, error figures included: the scalar definition beside the best SIMD target of the machine.
+// Elements a second of the integer and float kernels, error figures included: the scalar definition beside the best SIMD target of the
+// machine.
 #include <benchmark/benchmark.h>
 
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "quant/kernels/float_tile.h"
 #include "quant/kernels/integer_tile.h"
 #include "quant/scheme.h"
 #include "quant/test_weight.h"
@@ -83,6 +85,78 @@ void Register(const std::string& name, DType dtype, ElementType element, int bit
   }
 }
 
+// A tile of floats: with given scales in groups of 128 columns (FP8), or with those of the format.
+struct FloatWork {
+  FloatWork(DType dtype, ElementType element, const scalar::FloatFormat& format)
+      : weight(RandomWeight(dtype, {kRows, kColumns}, 1, /*unusual=*/false)),
+        codes(kRows * kColumns),
+        scales(kRows * kColumns),
+        decoded(weight.bytes.size()),
+        given(kColumns / 128, scalar::FloatScale{0x1p-8f, 0x1p-8f}),
+        errors(kRows) {
+    tile.format = format;
+    tile.element = element;
+    tile.rows = kRows;
+    tile.columns = kColumns;
+    tile.elements = reinterpret_cast<const unsigned char*>(weight.bytes.data());
+    tile.element_stride = kColumns * BytesPerElement(dtype);
+    tile.codes = codes.data();
+    tile.code_stride = kColumns * format.bits / 8;
+    const bool is_given = format.scaling == scalar::FloatScaling::kGiven;
+    tile.group = is_given ? 128 : format.scaling == scalar::FloatScaling::kMx ? 32 : 16;
+    tile.given = is_given ? given.data() : nullptr;
+    tile.scales = scales.data();
+    tile.scale_stride = kColumns / tile.group;
+    tile.set_scale = format.scaling == scalar::FloatScaling::kNvfp4 ? 300.0f : 0.003f;
+    options.errors = errors.data();
+  }
+
+  TestWeight weight;
+  std::vector<unsigned char> codes, scales, decoded;
+  std::vector<scalar::FloatScale> given;
+  std::vector<RowError> errors;
+  FloatTile tile;
+  FloatOptions options;
+};
+
+void RunFloatEncode(benchmark::State& state, FloatWork work, bool scalar) {
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(scalar ? EncodeFloatsScalar(work.tile, work.options) : EncodeFloats(work.tile, work.options));
+  }
+  Report(state);
+}
+
+void RunFloatDecode(benchmark::State& state, FloatWork work, bool scalar) {
+  EncodeFloats(work.tile, work.options);
+  const auto decode = scalar ? DecodeFloatsScalar : DecodeFloats;
+  for (auto _ : state) {
+    decode(work.tile, work.decoded.data(), work.tile.element_stride);
+    benchmark::ClobberMemory();
+  }
+  Report(state);
+}
+
+// The largest magnitude of the tile.
+void RunObserve(benchmark::State& state, FloatWork work, bool scalar) {
+  work.tile.group = kColumns;
+  float amax = 0;
+  for (auto _ : state) {
+    (scalar ? ObserveAmaxScalar : ObserveAmax)(work.tile, &amax, 0);
+    benchmark::ClobberMemory();
+  }
+  Report(state);
+}
+
+void RegisterFloat(const std::string& name, DType dtype, ElementType element, const scalar::FloatFormat& format) {
+  for (const bool scalar : {true, false}) {
+    const std::string suffix = absl::StrCat("/", name, "/", scalar ? "scalar" : KernelTarget());
+    const auto work = [=] { return FloatWork(dtype, element, format); };
+    benchmark::RegisterBenchmark(("encode" + suffix).c_str(), [=](benchmark::State& state) { RunFloatEncode(state, work(), scalar); });
+    benchmark::RegisterBenchmark(("decode" + suffix).c_str(), [=](benchmark::State& state) { RunFloatDecode(state, work(), scalar); });
+    benchmark::RegisterBenchmark(("amax" + suffix).c_str(), [=](benchmark::State& state) { RunObserve(state, work(), scalar); });
+  }
+}
+
 }  // namespace
 }  // namespace quern::quant
 
@@ -98,6 +172,14 @@ int main(int argc, char** argv) {
   Register("bf16_int4_g32_asym_precise", DType::kBF16, ElementType::kBf16, 4, 32, false, true);
   Register("f16_int4_g32_asym", DType::kF16, ElementType::kF16, 4, 32, false);
   Register("f32_int4_g32_asym", DType::kF32, ElementType::kF32, 4, 32, false);
+  using quern::quant::scalar::FloatScaling;
+  RegisterFloat("bf16_fp8", DType::kBF16, ElementType::kBf16, {8, FloatScaling::kGiven, false, true});
+  RegisterFloat("bf16_nvfp4", DType::kBF16, ElementType::kBf16, {4, FloatScaling::kNvfp4, false, false});
+  RegisterFloat("bf16_modelopt_nvfp4", DType::kBF16, ElementType::kBf16, {4, FloatScaling::kModelOptNvfp4, false, false});
+  RegisterFloat("bf16_mxfp4", DType::kBF16, ElementType::kBf16, {4, FloatScaling::kMx, false, true});
+  RegisterFloat("bf16_mxfp8", DType::kBF16, ElementType::kBf16, {8, FloatScaling::kMx, false, true});
+  RegisterFloat("f16_nvfp4", DType::kF16, ElementType::kF16, {4, FloatScaling::kNvfp4, false, false});
+  RegisterFloat("f32_fp8", DType::kF32, ElementType::kF32, {8, FloatScaling::kGiven, false, true});
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;

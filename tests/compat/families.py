@@ -85,10 +85,10 @@ def _split_stacks(family, name, stack):
             module = f"{base}.{expert}."
         if leaf in ("gate_up_proj", "input_linear"):
             gate, up = (slab[0::2], slab[1::2]) if family == "gpt_oss" else _halves(slab)
-            yield module + ("w1" if leaf == "input_linear" else "gate_proj"), gate.contiguous()
-            yield module + ("w3" if leaf == "input_linear" else "up_proj"), up.contiguous()
+            yield module + "gate_proj", gate.contiguous()
+            yield module + "up_proj", up.contiguous()
         else:
-            yield module + ("w2" if leaf == "output_linear" else "down_proj"), slab.contiguous()
+            yield module + "down_proj", slab.contiguous()
 
 
 def is_stack(name, shape):
