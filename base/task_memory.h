@@ -10,7 +10,7 @@
 namespace quern {
 
 // The least buffer pool of any task. Rows that do not fit are read in column segments, side tensors that do not fit are written in place,
-// so no tensor needs more.
+// so that few weights need more: see below.
 inline constexpr uint64_t kMinimumTaskMemory = 16 * kMiB;
 
 // Side tensors (scales, zero points) of one module are held in memory up to this part of the pool until their turn in the file.
@@ -20,6 +20,15 @@ inline constexpr uint64_t kSideTensorShare = 8;  // 1/8
 // task that gathers rows of so many bytes. The pipeline gives at least 1/8 of the pool to them.
 inline constexpr uint64_t GatherMemory(uint64_t bytes) {
   return 8 * (bytes + 64 * kKiB) < kMinimumTaskMemory ? kMinimumTaskMemory : 8 * (bytes + 64 * kKiB);
+}
+
+// The least pool for a task whose scheme looks at whole rows and takes so many bytes of them together, decoded if they are stored encoded.
+// A tile is at most 1/16 of the pool, and what is read and written beside the rows is less than they are.
+inline constexpr uint64_t WholeRowsMemory(uint64_t bytes) { return 32 * bytes < kMinimumTaskMemory ? kMinimumTaskMemory : 32 * bytes; }
+
+// The least pool for a task that holds the inputs of a module, so many bytes.
+inline constexpr uint64_t InputsMemory(uint64_t bytes) {
+  return kSideTensorShare * (bytes + 8 * kKiB) < kMinimumTaskMemory ? kMinimumTaskMemory : kSideTensorShare * (bytes + 8 * kKiB);
 }
 
 }  // namespace quern

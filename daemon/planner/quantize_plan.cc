@@ -55,7 +55,7 @@ class StoredForms {
     QUERN_ASSIGN_OR_RETURN(form.regions, scheme->Regions(weight.dtype, shape));
     for (const quant::Region& region : form.regions) form.region_bytes.push_back(TensorBytes(region.dtype, region.shape));
     form.bits = scheme->EffectiveBits(weight.dtype, shape);
-    form.two_passes = scheme->NeedsStatistics(shape, {std::min<int64_t>(shape.rows, 32), shape.cols});
+    form.two_passes = scheme->NeedsStatistics(shape, {std::min(shape.rows, scheme->RowMultiple()), shape.cols});
     return &forms_.emplace(key, std::move(form)).first->second;
   }
 

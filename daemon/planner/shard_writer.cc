@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/task_memory.h"
+#include "daemon/planner/minimum_memory.h"
 
 namespace quern::daemon {
 
@@ -78,7 +78,7 @@ uint64_t ShardWriter::Finish() {
   for (quern::v1::OutputTensor* output : outputs_) output->set_offset(data_start + output->offset());
   work.set_file_size(data_start + end_);
   task_.set_bytes_to_write(work.file_size());
-  task_.set_minimum_memory(kMinimumTaskMemory);
+  task_.set_minimum_memory(MinimumMemory(task_));
   return tensors_.size();
 }
 

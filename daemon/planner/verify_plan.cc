@@ -21,6 +21,7 @@
 #include "daemon/manifest/manifest.h"
 #include "daemon/planner/emitted_config.h"
 #include "daemon/planner/modelopt_config.h"
+#include "daemon/planner/minimum_memory.h"
 #include "daemon/planner/plans.h"
 #include "daemon/planner/shard_writer.h"
 #include "daemon/planner/source_evidence.h"
@@ -258,13 +259,22 @@ class VerifyPlanner {
     return absl::OkStatus();
   }
 
+  static bool IsScale(const std::string& suffix) {
+    for (const char* const scale : {"weight_scale", "weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale"}) {
+      if (suffix == scale) return true;
+    }
+    return false;
+  }
+
   void AddCheck(const std::string& shard, const quant::Region& region, const Regions& module, const TensorLocation& location) {
     ValueCheck check;
     if (!region.constant.empty()) {
       check.set_kind(ValueCheck::EQUALS);
       check.set_expected(region.constant);
-    } else if (region.suffix == "weight_scale" && region.dtype != DType::kU8) {  // U8 are exponents, of which none is wrong
+    } else if (IsScale(region.suffix)) {
       check.set_kind(ValueCheck::FINITE_NONZERO);
+    } else if (region.suffix == "weight" && region.dtype != DType::kI8 && region.dtype != DType::kU8) {
+      check.set_kind(ValueCheck::FINITE);
     } else if ((region.suffix == "weight_packed" || region.suffix == "weight_zero_point") && region.dtype == DType::kI32) {
       const bool along_rows = region.suffix == "weight_zero_point";
       check.set_kind(ValueCheck::ZERO_TAIL_BITS);
@@ -364,8 +374,9 @@ class VerifyPlanner {
     QUERN_ASSIGN_OR_RETURN(const SourceModules modules, GatherSourceModules(source));
     Weights weights;
     for (const SourceModule& module : modules.modules) {
-      if (module.weight.has_value()) weights.emplace(module.identity.module, &*module.weight);
+      if (module.weight.has_value()) weights.emplace(module.identity.module, &module);
     }
+    FindSets(weights);
     std::map<std::string, std::pair<std::vector<const ManifestModule*>, std::vector<const ManifestCopy*>>> shards;
     for (const ManifestModule& module : manifest_->modules) shards[module.shard].first.push_back(&module);
     for (const ManifestCopy& copy : manifest_->copied) shards[copy.shard].second.push_back(&copy);
@@ -378,6 +389,7 @@ class VerifyPlanner {
       for (const ManifestModule* module : units.first) AddComparison(*module, source, weights, sources, task, to_read);
       for (const ManifestCopy* copy : units.second) AddComparison(*copy, source, sources, task, to_read);
       task.set_bytes_to_read(to_read);
+      task.set_minimum_memory(MinimumMemory(task));
     }
     return absl::OkStatus();
   }
@@ -401,14 +413,28 @@ class VerifyPlanner {
     if (said != found) AddMismatch(kManifestName, tensor, 0, absl::StrCat("source_file is ", said, ", the source has it in ", found));
   }
 
-  using Weights = absl::flat_hash_map<std::string, const SourceWeight*>;  // of the source, by module
+  using Weights = absl::flat_hash_map<std::string, const SourceModule*>;  // of the source, by module
+
+  static const std::string& SetOf(const SourceModule& module) {
+    return module.identity.scale_set.empty() ? module.identity.module : module.identity.scale_set;
+  }
+
+  // Weights that share a scale: those of a set that have the same scheme.
+  void FindSets(const Weights& weights) {
+    for (const ManifestModule& module : manifest_->modules) {
+      const absl::StatusOr<Regions> regions = RegionsOf(module);
+      const auto found = weights.find(module.module);
+      if (!regions.ok() || found == weights.end() || !regions->scheme->SharesSetScale()) continue;
+      sets_[{SetOf(*found->second), module.scheme}].push_back(&*found->second->weight);
+    }
+  }
 
   void AddComparison(const ManifestModule& module, const Checkpoint& source, const Weights& weights, TaskSources& sources, TaskSpec& task,
                      uint64_t& to_read) {
     const absl::StatusOr<Regions> regions = RegionsOf(module);
     if (!regions.ok()) return;  // told by CheckModules
     const auto found = weights.find(module.module);
-    const SourceWeight* const weight = found == weights.end() ? nullptr : found->second;
+    const SourceWeight* const weight = found == weights.end() ? nullptr : &*found->second->weight;
     if (weight == nullptr || source.tensors()[weight->tensor].info->name != module.source_tensor || weight->dtype != regions->dtype ||
         module.source_shape != std::vector<uint64_t>{weight->rows, weight->cols}) {
       AddMismatch(module.shard, module.source_tensor, 0,
@@ -430,6 +456,12 @@ class VerifyPlanner {
     unit.set_module(module.module);
     *unit.mutable_weight() = sources.Weight(*weight);
     unit.set_scheme(module.scheme);
+    if (regions->scheme->SharesSetScale()) {
+      const std::string& set = SetOf(*found->second);
+      unit.set_statistics_key(set);
+      for (const SourceWeight* const member : sets_.at({set, module.scheme})) *unit.add_statistics_set() = sources.Weight(*member);
+      bytes += weight->bytes();
+    }
     unit.set_nonfinite(module.error.nonfinite() > 0 ? "clamp" : "fail");
     unit.set_reason(module.reason);
     unit.set_role(module.role);
@@ -461,9 +493,10 @@ class VerifyPlanner {
   Plan& plan_;
   const Manifest* manifest_ = nullptr;
   std::optional<Checkpoint> output_;
-  absl::flat_hash_set<std::string> intact_;                           // files of the manifest that are there with the right size
-  absl::flat_hash_set<std::string> accounted_;                        // tensors that the manifest lists
-  absl::flat_hash_map<std::string, std::vector<ValueCheck>> checks_;  // of shards
+  absl::flat_hash_set<std::string> intact_;  // files of the manifest that are there with the right size
+  std::map<std::pair<std::string, std::string>, std::vector<const SourceWeight*>> sets_;  // by set and scheme
+  absl::flat_hash_set<std::string> accounted_;                                            // tensors that the manifest lists
+  absl::flat_hash_map<std::string, std::vector<ValueCheck>> checks_;                      // of shards
 };
 
 PlanSummary StartSummary(const quern::v1::VerifySpec& spec, const LoadedManifest& loaded) {

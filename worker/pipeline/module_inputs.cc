@@ -8,12 +8,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/task_memory.h"
 #include "worker/pipeline/weight_reader.h"
 
 namespace quern::worker {
 
 absl::StatusOr<std::shared_ptr<const LoadedInputs>> LoadedInputs::Start(TaskContext& context, const quern::v1::QuantizeUnit& unit,
-                                                                        const quant::Scheme& scheme, int64_t cols) {
+                                                                        const quant::Scheme& scheme, int64_t cols, bool all) {
   const std::string what = absl::StrCat("module ", unit.module());
   auto loaded = std::make_shared<LoadedInputs>();
   if (unit.has_activation_amax()) {
@@ -22,11 +23,12 @@ absl::StatusOr<std::shared_ptr<const LoadedInputs>> LoadedInputs::Start(TaskCont
           absl::StrCat(what, ": the largest magnitude of its activations is given as ", unit.activation_amax()));
     }
     loaded->inputs_.activation_amax = unit.activation_amax();
-  } else if (scheme.NeedsActivationAmax()) {
+  } else if (all && scheme.NeedsActivationAmax()) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": its scheme needs the largest magnitude of its activations"));
   }
   if (unit.inputs_size() == 0) {
-    if (scheme.NeedsImportance()) return absl::InvalidArgumentError(absl::StrCat(what, ": its scheme needs the importance of its columns"));
+    if (all && scheme.NeedsImportance())
+      return absl::InvalidArgumentError(absl::StrCat(what, ": its scheme needs the importance of its columns"));
     return loaded;
   }
   const quern::v1::DecodeInput& input = unit.inputs(0);
@@ -45,7 +47,7 @@ absl::StatusOr<std::shared_ptr<const LoadedInputs>> LoadedInputs::Start(TaskCont
   if (memory > context.held().largest()) {
     return WithFailure(absl::ResourceExhaustedError(absl::StrCat(what, ": the importance of its columns takes ", memory,
                                                                  " bytes and does not fit: give the worker more --memory")),
-                       quern::v1::MEMORY_TOO_SMALL, context.options().memory / context.held().largest() * memory * 2);
+                       quern::v1::MEMORY_TOO_SMALL, InputsMemory(memory));
   }
   std::optional<PoolBuffer> held;
   QUERN_RETURN_IF_ERROR(context.engine().WaitUntil([&](absl::Duration timeout) {

@@ -19,9 +19,9 @@ namespace quern::worker {
 class LoadedInputs {
  public:
   // Checks the inputs of a unit whose weight has `cols` columns and starts the step that reads them, into memory of the pool's held part
-  // that lives as long as the object. By the task's thread; blocks for the memory.
+  // that lives as long as the object. By the task's thread; blocks for the memory. With `all`, those that the scheme needs must be there.
   static absl::StatusOr<std::shared_ptr<const LoadedInputs>> Start(TaskContext& context, const quern::v1::QuantizeUnit& unit,
-                                                                   const quant::Scheme& scheme, int64_t cols);
+                                                                   const quant::Scheme& scheme, int64_t cols, bool all);
 
   // What must be open before Get() is used; empty if nothing is read.
   const std::vector<std::shared_ptr<Gate>>& awaits() const { return awaits_; }

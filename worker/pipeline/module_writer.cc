@@ -98,7 +98,7 @@ absl::Status ModuleWriter::ChoosePlace(WeightFeed& feed) {
 absl::Status ModuleWriter::Start() {
   const quant::Scheme& scheme = layout_->scheme();
   const quant::Shape2D shape = reader_->shape();
-  QUERN_ASSIGN_OR_RETURN(inputs_, LoadedInputs::Start(context_, unit_, scheme, shape.cols));
+  QUERN_ASSIGN_OR_RETURN(inputs_, LoadedInputs::Start(context_, unit_, scheme, shape.cols, /*all=*/true));
   awaits_ = inputs_->awaits();
   // What even whole rows need is the scale of a tensor or of a set.
   if (scheme.NeedsStatistics(shape, {std::min(shape.rows, scheme.RowMultiple()), shape.cols})) {

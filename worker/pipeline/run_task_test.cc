@@ -434,6 +434,54 @@ TEST_F(VerifyFileTest, WrongBytesAreFoundWhereTheyStand) {
   }
 }
 
+TEST_F(VerifyFileTest, ScalesAndValuesOfEveryDType) {
+  const auto expect = [&](const char* dtype, quern::v1::ValueCheck::Kind kind, const std::string& bytes, bool sound) {
+    content_.assign(5 * kMiB, '\x38');
+    const uint64_t at = 4 * kMiB - bytes.size() + 1;  // where tiles meet
+    content_.replace(at, bytes.size(), bytes);
+    quern::v1::TaskSpec spec;
+    quern::v1::VerifyFile* work = spec.mutable_verify_file();
+    work->set_path(JoinPath(dir_.path(), "file"));
+    work->set_size(content_.size());
+    work->set_sha256(Sha256Of(content_));
+    quern::v1::ValueCheck* check = work->add_checks();
+    check->set_kind(kind);
+    check->mutable_tensor()->set_name("values");
+    check->mutable_tensor()->set_dtype(dtype);
+    check->mutable_tensor()->set_offset(at - 3 * bytes.size());
+    check->mutable_tensor()->set_size(10'000 * bytes.size());
+    const std::vector<quern::v1::Mismatch> found = Verify(spec);
+    ASSERT_EQ(found.empty(), sound) << dtype << " " << HexDigest(bytes);
+    if (!sound) EXPECT_EQ(found[0].offset(), at);
+  };
+  using Check = quern::v1::ValueCheck;
+  using namespace std::string_literals;
+  for (const Check::Kind kind : {Check::FINITE_NONZERO, Check::FINITE}) {
+    const bool scales = kind == Check::FINITE_NONZERO;
+    expect("F8_E4M3", kind, "\x7E"s, true);
+    expect("F8_E4M3", kind, "\x01"s, true);
+    expect("F8_E4M3", kind, "\x7F"s, false);
+    expect("F8_E4M3", kind, "\xFF"s, false);
+    expect("F8_E4M3", kind, "\x00"s, !scales);
+    expect("F8_E4M3", kind, "\x80"s, !scales);
+    expect("F8_E4M3", kind, "\xB8"s, !scales);
+    expect("BF16", kind, "\x7F\x7F"s, true);
+    expect("BF16", kind, "\x80\x7F"s, false);
+    expect("BF16", kind, "\xC0\xFF"s, false);
+    expect("BF16", kind, "\x00\x80"s, !scales);
+    expect("F16", kind, "\xFF\x7B"s, true);
+    expect("F16", kind, "\x00\x7C"s, false);
+    expect("F32", kind, "\xFF\xFF\x7F\x7F"s, true);
+    expect("F32", kind, "\x00\x00\x80\x7F"s, false);
+    expect("F32", kind, "\x00\x00\x80\xFF"s, false);
+    expect("F32", kind, "\x00\x00\x00\x00"s, !scales);
+  }
+  expect("U8", Check::FINITE_NONZERO, "\x00"s, true);
+  expect("U8", Check::FINITE_NONZERO, "\xFE"s, true);
+  expect("U8", Check::FINITE_NONZERO, "\xFF"s, false);
+  expect("F8_E8M0", Check::FINITE_NONZERO, "\xFF"s, false);
+}
+
 TEST_F(VerifyFileTest, MissingAndShortFilesAreMismatches) {
   const quern::v1::TaskSpec spec = Spec();
   TaskControl control;

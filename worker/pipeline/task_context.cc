@@ -204,7 +204,7 @@ void TaskContext::FillResult(quern::v1::TaskResult* result) const {
   times->set_wall_seconds(absl::ToDoubleSeconds(absl::Now() - began_));
 }
 
-uint64_t TaskContext::largest_tile() const { return RoundDown(std::min(layout().input / 4, 8 * kMiB), kIoBlock); }
+uint64_t TaskContext::largest_tile() const { return RoundDown(layout().input / 4, kIoBlock); }
 uint64_t TaskContext::preferred_tile() const {
   // Every thread has one tile, and as many are being read; large reads are good for the disk.
   const uint64_t tiles = std::max<uint64_t>(8, 2 * static_cast<uint64_t>(std::max(options_.threads, 1)) + 4);

@@ -50,11 +50,11 @@ class ShardTask {
   void Quantize(const std::string& module, const std::string& scheme, const std::string& dtype, uint64_t offset, int64_t rows, int64_t cols,
                 int64_t row_stride = 0, const std::string& nonfinite = "fail");
   struct Options {
-    std::vector<TestSource> set;  // all weights that share the scale
-    std::string key;
+    std::vector<TestSource> set = {};  // all weights that share the scale
+    std::string key = {};
     std::string nonfinite = "fail";
-    std::optional<float> activation_amax;
-    std::vector<float> importance;
+    std::optional<float> activation_amax = {};
+    std::vector<float> importance = {};
   };
   quern::v1::QuantizeUnit* Quantize(const std::string& module, const std::string& scheme, const TestSource& weight, const Options& options);
 

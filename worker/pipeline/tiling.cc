@@ -9,8 +9,8 @@
 namespace quern::worker {
 namespace {
 
-// A tile is at most this part of a pool.
-constexpr uint64_t kTilesInPool = 8;
+// A tile is at least this part of a pool.
+constexpr uint64_t kTilesInPool = 16;
 
 absl::Status TooSmall(const Tiling::Request& request, const std::string& part, uint64_t bytes) {
   return WithFailure(

@@ -43,52 +43,111 @@ class ValueChecker {
   std::optional<quern::v1::Mismatch> mismatch_;
 };
 
-// Scales: every element finite and above zero.
+// Every element finite, and, for scales, above zero.
 class FiniteChecker : public ValueChecker {
  public:
-  FiniteChecker(const quern::v1::ValueCheck& check, DType dtype) : ValueChecker(check), size_(BytesPerElement(dtype)) {
-    // Positive and finite is between 1 and the largest finite number, both taken as integers.
+  static bool Knows(DType dtype, bool scales) {
     switch (dtype) {
       case DType::kBF16:
-        infinity_ = 0x7F80;
-        break;
       case DType::kF16:
-        infinity_ = 0x7C00;
-        break;
+      case DType::kF32:
+      case DType::kF8E4M3:
+        return true;
       default:
-        infinity_ = 0x7F800000;
-        break;
+        return scales && IsExponent(dtype);
     }
   }
 
-  static bool Knows(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
+  FiniteChecker(const quern::v1::ValueCheck& check, DType dtype, bool scales)
+      : ValueChecker(check), size_(static_cast<uint64_t>(BytesPerElement(dtype))), scales_(scales) {
+    // Elements as unsigned integers: what is finite and not negative lies below `bound_`.
+    switch (dtype) {
+      case DType::kBF16:
+        bound_ = 0x7F80;
+        break;
+      case DType::kF16:
+        bound_ = 0x7C00;
+        break;
+      case DType::kF8E4M3:
+        bound_ = 0x7F;
+        break;
+      case DType::kF32:
+        bound_ = 0x7F800000;
+        break;
+      default:  // powers of two: 0 is the least of them, 255 is NaN
+        bound_ = 0xFF;
+        least_ = 0;
+        break;
+    }
+    // Without the sign, where values may be negative.
+    if (!scales) {
+      mask_ = size_ == 1 ? 0x7F : size_ == 2 ? 0x7FFF : 0x7FFFFFFF;
+      least_ = 0;
+    }
+  }
 
   void Feed(uint64_t offset, const unsigned char* data, uint64_t size) override {
-    for (uint64_t i = 0; i < size;) {
-      const uint64_t have = (offset + i) % size_;
-      if (have == 0 && size - i >= size_) {
-        Check(offset + i, data + i);
-        i += size_;
-        continue;
-      }
-      // An element that is cut by the end of a tile.
-      split_[have] = data[i++];
-      if (have + 1 == size_) Check(offset + i - size_, split_);
+    uint64_t i = 0;
+    while (i < size && (offset + i) % size_ != 0) Split(offset + i, data[i]), ++i;
+    const uint64_t whole = (size - i) / size_;
+    switch (size_) {
+      case 1:
+        Scan<uint8_t>(offset + i, data + i, whole);
+        break;
+      case 2:
+        Scan<uint16_t>(offset + i, data + i, whole);
+        break;
+      default:
+        Scan<uint32_t>(offset + i, data + i, whole);
+        break;
     }
+    for (i += whole * size_; i < size; ++i) Split(offset + i, data[i]);
   }
 
  private:
-  void Check(uint64_t offset, const unsigned char* bytes) {
-    uint32_t bits = 0;
-    for (uint64_t i = 0; i < size_; ++i) bits |= uint32_t{bytes[i]} << (8 * i);
-    if (bits == 0 || bits >= infinity_) {
-      Report(offset, absl::StrCat("element ", offset / size_, " (bits 0x", absl::Hex(bits), ") is no finite number above zero"));
+  static bool IsExponent(DType dtype) { return dtype == DType::kU8 || dtype == DType::kF8E8M0; }
+  bool Wrong(uint32_t bits) const { return (bits & mask_) < least_ || (bits & mask_) >= bound_; }
+
+  template <class T>
+  void Scan(uint64_t offset, const unsigned char* data, uint64_t count) {
+    constexpr uint64_t kBlock = 4096;
+    for (uint64_t begin = 0; begin < count; begin += kBlock) {
+      const uint64_t end = std::min(begin + kBlock, count);
+      // No way out of the loop, so that it becomes one of vectors.
+      const T mask = static_cast<T>(mask_), least = static_cast<T>(least_), room = static_cast<T>(bound_ - least_);
+      T wrong = 0;
+      for (uint64_t i = begin; i < end; ++i) {
+        T bits;
+        memcpy(&bits, data + i * sizeof(T), sizeof bits);
+        wrong |= static_cast<T>(static_cast<T>((bits & mask) - least) >= room);
+      }
+      for (uint64_t i = begin; wrong != 0 && i < end; ++i) {
+        T bits;
+        memcpy(&bits, data + i * sizeof(T), sizeof bits);
+        Check(offset + i * sizeof(T), bits);
+      }
     }
   }
 
+  // An element that is cut by the end of a tile, byte by byte.
+  void Split(uint64_t offset, unsigned char byte) {
+    const uint64_t have = offset % size_;
+    split_ = (have == 0 ? 0 : split_) | uint32_t{byte} << (8 * have);
+    if (have + 1 == size_) Check(offset + 1 - size_, split_);
+  }
+
+  void Check(uint64_t offset, uint32_t bits) {
+    if (!Wrong(bits)) return;
+    Report(offset,
+           absl::StrCat("element ", offset / size_, " (bits 0x", absl::Hex(bits), ") is no finite number", scales_ ? " above zero" : ""));
+  }
+
   const uint64_t size_;
-  uint32_t infinity_;
-  unsigned char split_[4] = {};
+  const bool scales_;
+  uint32_t bound_;
+  uint32_t least_ = 1;
+  uint32_t mask_ = ~uint32_t{0};
+  uint32_t split_ = 0;
 };
 
 // Packed rows: bits behind the last element are 0. Words are 32 bits, little-endian.
@@ -154,10 +213,12 @@ absl::StatusOr<std::unique_ptr<ValueChecker>> NewChecker(const quern::v1::ValueC
     return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name(), " leads out of the file"));
   }
   switch (check.kind()) {
-    case quern::v1::ValueCheck::FINITE_NONZERO: {
+    case quern::v1::ValueCheck::FINITE_NONZERO:
+    case quern::v1::ValueCheck::FINITE: {
+      const bool scales = check.kind() == quern::v1::ValueCheck::FINITE_NONZERO;
       QUERN_ASSIGN_OR_RETURN(const DType dtype, ParseDType(tensor.dtype()));
-      if (!FiniteChecker::Knows(dtype)) break;
-      return std::make_unique<FiniteChecker>(check, dtype);
+      if (!FiniteChecker::Knows(dtype, scales)) break;
+      return std::make_unique<FiniteChecker>(check, dtype, scales);
     }
     case quern::v1::ValueCheck::ZERO_TAIL_BITS:
       if (!TailChecker::Valid(check)) break;

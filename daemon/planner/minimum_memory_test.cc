@@ -1,0 +1,45 @@
+#include "daemon/planner/minimum_memory.h"
+
+#include "base/status_matchers.h"
+#include "base/task_memory.h"
+
+namespace quern::daemon {
+namespace {
+
+quern::v1::QuantizeUnit Unit(const char* scheme, const char* dtype, uint64_t rows, uint64_t cols, int64_t row_stride, int64_t col_stride) {
+  quern::v1::QuantizeUnit unit;
+  unit.set_scheme(scheme);
+  unit.mutable_weight()->set_dtype(dtype);
+  unit.mutable_weight()->set_rows(rows);
+  unit.mutable_weight()->set_cols(cols);
+  unit.mutable_weight()->set_row_stride(row_stride);
+  unit.mutable_weight()->set_col_stride(col_stride);
+  return unit;
+}
+
+constexpr char kGroup[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
+constexpr char kBlock[] = "float8 block=128 symmetric observer=minmax numerics=reference";
+
+TEST(MinimumMemoryTest, OnlyGatheredWeightsAndInputsNeedMore) {
+  EXPECT_EQ(MinimumMemory(Unit(kGroup, "BF16", 4, 1 << 30, 1 << 30, 2)), kMinimumTaskMemory);
+  EXPECT_EQ(MinimumMemory(Unit(kBlock, "F32", 4000, 1 << 30, 1 << 30, 4)), kMinimumTaskMemory);
+  EXPECT_EQ(MinimumMemory(Unit(kGroup, "BF16", 4000, 4096, 2, 8000)), kMinimumTaskMemory);
+  EXPECT_EQ(MinimumMemory(Unit("nonsense", "BF16", 4000, 4096, 2, 8000)), kMinimumTaskMemory);
+  // 32 rows, or 128, of 64 Ki columns.
+  EXPECT_EQ(MinimumMemory(Unit(kGroup, "BF16", 4000, 65536, 2, 8000)), 8 * (32 * (2 * 65536 + 128) + 64 * kKiB));
+  EXPECT_EQ(MinimumMemory(Unit(kBlock, "F32", 4000, 65536, 4, 16000)), 8 * (128 * (4 * 65536 + 128) + 64 * kKiB));
+  EXPECT_EQ(MinimumMemory(Unit(kBlock, "F32", 2, 65536, 4, 16000)), kMinimumTaskMemory);
+
+  quern::v1::TaskSpec task;
+  *task.mutable_write_shard()->add_units()->mutable_quantize() = Unit(kGroup, "BF16", 4, 64, 128, 2);
+  quern::v1::QuantizeUnit& unit = *task.mutable_write_shard()->mutable_units(0)->mutable_quantize();
+  EXPECT_EQ(MinimumMemory(task), kMinimumTaskMemory);
+  unit.add_inputs()->mutable_view()->set_cols(1 << 20);
+  EXPECT_EQ(MinimumMemory(task), 8 * (4 * kMiB + 8 * kKiB));
+  unit.clear_inputs();
+  *unit.add_statistics_set() = Unit(kBlock, "BF16", 4000, 65536, 2, 16000).weight();
+  EXPECT_EQ(MinimumMemory(task), 8 * (32 * (2 * 65536 + 128) + 64 * kKiB));
+}
+
+}  // namespace
+}  // namespace quern::daemon
