@@ -188,6 +188,73 @@ absl::Status Compare(absl::string_view dtype, ElementType element, const scalar:
   return absl::OkStatus();
 }
 
+// Compares the searches of observers: ranges of integers, scales of NVFP4 blocks and what its global scale is chosen by, errors of FP8.
+template <class D>
+absl::Status CompareSearches(absl::string_view dtype, ElementType element) {
+  const std::vector<typename D::Bits> elements = Elements<D>();
+  const auto* const data = reinterpret_cast<const unsigned char*>(elements.data());
+  const int64_t stride = kColumns * static_cast<int64_t>(sizeof elements[0]);
+  std::vector<float> importance(kColumns);
+  for (int64_t i = 0; i < kColumns; ++i) importance[i] = static_cast<float>(i % 7) * 0.25f;
+  const auto differ = [&](absl::string_view what, scalar::SearchNorm norm) {
+    return absl::InternalError(absl::StrCat("self-test on ", ActiveTarget(), ": ", what, " of ", dtype, ", searched for by norm ",
+                                            static_cast<int>(norm), ", are not those of the definition"));
+  };
+  for (const scalar::SearchNorm norm : {scalar::SearchNorm::kPower24, scalar::SearchNorm::kWeightedCube, scalar::SearchNorm::kSquare}) {
+    scalar::RangeSearch search;
+    search.norm = norm;
+    if (norm == scalar::SearchNorm::kWeightedCube) search.importance = importance.data();
+    for (const bool symmetric : {true, false}) {
+      if (norm == scalar::SearchNorm::kSquare) break;  // of NVFP4 only
+      for (const int64_t group : {int64_t{32}, kColumns}) {
+        IntegerTile tile;
+        tile.format = {4, symmetric, false};
+        tile.element = element;
+        tile.rows = kRows;
+        tile.columns = kColumns;
+        tile.group = group;
+        tile.elements = data;
+        tile.element_stride = stride;
+        scalar::Range expected[kRows * kColumns / 32], actual[kRows * kColumns / 32];
+        SearchScalar(tile, search, expected);
+        Search(tile, search, actual);
+        if (std::memcmp(expected, actual, sizeof expected) != 0) return differ("ranges", norm);
+      }
+    }
+    FloatTile tile;
+    tile.format = {4, scalar::FloatScaling::kNvfp4, false, false};
+    tile.element = element;
+    tile.rows = kRows;
+    tile.columns = kColumns;
+    tile.group = 16;
+    tile.set_scale = 2688;
+    tile.elements = data;
+    tile.element_stride = stride;
+    std::vector<unsigned char> expected(kRows * kColumns / 16), actual(expected.size());
+    tile.scale_stride = kColumns / 16;
+    tile.scales = expected.data();
+    SearchFloatScalesScalar(tile, search);
+    tile.scales = actual.data();
+    SearchFloatScales(tile, search);
+    if (expected != actual) return differ("scales", norm);
+    if (norm == scalar::SearchNorm::kSquare) break;
+    tile.scales = nullptr;
+    if (norm == scalar::SearchNorm::kPower24) {
+      scalar::GlobalScaleSums expected_sums, actual_sums;
+      ObserveGlobalScaleScalar(tile, expected_sums);
+      ObserveGlobalScale(tile, actual_sums);
+      if (std::memcmp(&expected_sums, &actual_sums, sizeof expected_sums) != 0) return differ("sums of the global scale", norm);
+    }
+    tile.format = {8, scalar::FloatScaling::kGiven, false, true};
+    const scalar::FloatScale scales[] = {{0x1p-9f, 0x1p-9f}, {0x1.2p-10f, 0x1.2p-10f}};
+    double expected_errors[2], actual_errors[2];
+    ErrorsOfScalesScalar(tile, search, scales, 2, 512, expected_errors);
+    ErrorsOfScales(tile, search, scales, 2, 512, actual_errors);
+    if (std::memcmp(expected_errors, actual_errors, sizeof expected_errors) != 0) return differ("errors", norm);
+  }
+  return absl::OkStatus();
+}
+
 // The same for the float formats.
 template <class D>
 absl::Status Compare(absl::string_view dtype, ElementType element, const scalar::FloatFormat& format) {
@@ -254,11 +321,15 @@ absl::Status SelfTest() {
       QUERN_RETURN_IF_ERROR(Compare<scalar::F32>("F32", ElementType::kF32, format));
     }
   }
+  QUERN_RETURN_IF_ERROR(CompareSearches<scalar::Bf16>("BF16", ElementType::kBf16));
+  QUERN_RETURN_IF_ERROR(CompareSearches<scalar::F16>("F16", ElementType::kF16));
+  QUERN_RETURN_IF_ERROR(CompareSearches<scalar::F32>("F32", ElementType::kF32));
   for (int bits = 2; bits <= 8; ++bits) {
     for (const bool symmetric : {true, false}) {
       for (const bool precise : {true, false}) {
         for (const int64_t group : {int64_t{32}, kColumns}) {
-          const scalar::IntegerFormat format = {bits, symmetric, precise};
+          scalar::IntegerFormat format = {bits, symmetric, precise};
+          format.byte_codes = format.byte_zero_points = bits == 5;  // as `int-quantized` stores them
           QUERN_RETURN_IF_ERROR(Compare<scalar::Bf16>("BF16", ElementType::kBf16, format, group));
           QUERN_RETURN_IF_ERROR(Compare<scalar::F16>("F16", ElementType::kF16, format, group));
           QUERN_RETURN_IF_ERROR(Compare<scalar::F32>("F32", ElementType::kF32, format, group));
