@@ -116,6 +116,13 @@ bool IsNorm(absl::string_view module) {
   return absl::EndsWith(last, "norm") || last == "norm_f";
 }
 
+// Tables of positions and the like of other modalities: 2-D, and no linear module.
+bool IsEmbedding(absl::string_view module) {
+  const absl::string_view last = LastComponent(module);
+  return absl::EndsWith(last, "embed") || absl::EndsWith(last, "embedding") || absl::EndsWith(last, "embeddings") ||
+         absl::EndsWith(last, "pos_emb");
+}
+
 template <size_t N>
 bool StartsWithAny(absl::string_view name, const absl::string_view (&prefixes)[N]) {
   return std::any_of(std::begin(prefixes), std::end(prefixes), [&](absl::string_view prefix) { return absl::StartsWith(name, prefix); });
@@ -263,7 +270,7 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
   identity.transformers_name = TransformersName(module, rules_->renames);
 
   if (StartsWithAny(module, kVisionPrefixes)) {
-    identity.role = Role::kVision;
+    identity.role = IsEmbedding(module) ? Role::kEmbeddings : Role::kVision;
     return identity;
   }
   absl::string_view inner = module;

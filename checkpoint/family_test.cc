@@ -251,6 +251,8 @@ TEST(FamilyTest, LayersOfAllFamilies) {
   EXPECT_EQ(Identify("nemotron_h", "backbone.embeddings.weight").role, Role::kEmbeddings);
   EXPECT_EQ(Identify("deepseek_v4", "embed.weight").role, Role::kEmbeddings);
   EXPECT_EQ(Identify("deepseek_v4", "head.weight").role, Role::kLmHead);
+  EXPECT_EQ(Identify("qwen3_vl_moe", "model.visual.pos_embed.weight").role, Role::kEmbeddings);
+  EXPECT_EQ(Identify("qwen3_vl_moe", "model.visual.blocks.0.attn.qkv.weight").role, Role::kVision);
   EXPECT_EQ(Identify("gemma4", "model.audio_tower.layers.0.self_attn.q_proj.weight").role, Role::kVision);
 }
 
