@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "daemon/planner/planner.h"
 #include "daemon/planner/test_checkpoint.h"
+#include "quern/v1/test_printer.h"
 
 namespace quern::daemon {
 namespace {

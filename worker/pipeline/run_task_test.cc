@@ -452,7 +452,9 @@ TEST_F(VerifyFileTest, ScalesAndValuesOfEveryDType) {
     check->mutable_tensor()->set_size(10'000 * bytes.size());
     const std::vector<quern::v1::Mismatch> found = Verify(spec);
     ASSERT_EQ(found.empty(), sound) << dtype << " " << HexDigest(bytes);
-    if (!sound) EXPECT_EQ(found[0].offset(), at);
+    if (!sound) {
+      EXPECT_EQ(found[0].offset(), at);
+    }
   };
   using Check = quern::v1::ValueCheck;
   using namespace std::string_literals;
