@@ -44,7 +44,8 @@ void Encoded(int64_t module, quern::v1::TensorView& view, const char* scheme) {
   view.set_decode_scheme(scheme);
   const quant::Scheme& decode = *quant::Scheme::For(quant::SchemeSpec::Parse(scheme).value()).value();
   uint64_t offset = static_cast<uint64_t>(module) * kModuleBytes;
-  for (const quant::Region& region : decode.Regions(DType::kBF16, {kRows, kCols}).value()) {
+  const std::vector<quant::Region> regions = decode.Regions(DType::kBF16, {kRows, kCols}).value();
+  for (const quant::Region& region : regions) {
     if (!region.constant.empty()) continue;
     quern::v1::TensorView& bytes = *view.add_decode()->mutable_view();
     const int64_t rows = (kRows * region.row_numerator + region.row_denominator - 1) / region.row_denominator;
