@@ -238,7 +238,7 @@ TEST(StoredPlan, StacksOfOneLayerHoldTheSameExperts) {
   source.Add("model.layers.0.mlp.experts.down_proj", {3, 64, 96});
   source.Write();
   EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}"), false),
-              StatusIs(kInvalid, HasSubstr("2 experts")));
+              StatusIs(kInvalid, HasSubstr("holds 3 experts")));
 }
 
 // ---- Weights in a quantized format.

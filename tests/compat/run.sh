@@ -6,4 +6,18 @@ export QUERN_BUILD=$(cd "$1" && pwd)
 shift
 env=$("$here/setup_env.sh" | tail -n 1)
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=1
-exec "$env/bin/python" -m pytest -q -p no:cacheprovider "$here" "$@"
+pytest() { "$env/bin/python" -m pytest -q -p no:cacheprovider "$@"; }
+if [[ $# -gt 0 ]]; then
+  pytest "$here" "$@"
+  exit
+fi
+# All of them, in two sessions side by side: torch has little to do in each and no need of more than a thread.
+export OMP_NUM_THREADS=1
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+pytest "$here/test_formats.py" >"$log" 2>&1 &
+status=0
+pytest "$here" --ignore "$here/test_formats.py" || status=1
+wait $! || status=1
+cat "$log"
+exit $status
