@@ -99,7 +99,7 @@ absl::Status Write(const std::string& path) {
   uint64_t state = 1;
   for (size_t i = 0; i < piece.size(); i += 2) {
     state = state * 6364136223846793005 + 1442695040888963407;
-    piece[i] = static_cast<char>(state >> 57);
+    piece[i] = static_cast<char>(state >> 58);
     piece[i + 1] = static_cast<char>(0x3C + (state >> 40 & 1) - (state >> 41 & 1) * 0x80);
   }
   std::string bytes;
@@ -132,7 +132,8 @@ quern::v1::TaskSpec Task(const std::string& source, const Kind& kind) {
       unit.set_statistics_key(absl::StrCat(module / 2));
       for (const int64_t of : {module / 2 * 2, module / 2 * 2 + 1}) fill(of, *unit.add_statistics_set());
     }
-    for (const quant::Region& region : scheme.Regions(DType::kBF16, {kRows, kCols}).value()) {
+    const std::vector<quant::Region> regions = scheme.Regions(DType::kBF16, {kRows, kCols}).value();
+    for (const quant::Region& region : regions) {
       quern::v1::OutputTensor& output = *unit.add_outputs();
       uint64_t size = static_cast<uint64_t>(BitsPerElement(region.dtype) / 8);
       for (const uint64_t dimension : region.shape) size *= dimension;
