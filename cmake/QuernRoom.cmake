@@ -17,8 +17,10 @@ function(quern_test NAME)
   endif()
   add_executable(${NAME} ${ARG_SOURCES})
   target_include_directories(${NAME} PRIVATE ${PROJECT_SOURCE_DIR})
-  if(QUERN_SANITIZE)
-    # Instrumented tests take the optimizer several times longer than the rooms they test, and nothing rests on their speed or coverage.
+  # Tests take the optimizer longer than the rooms they test, and nothing rests on their own speed or coverage.
+  if(NOT QUERN_SANITIZE)
+    target_compile_options(${NAME} PRIVATE $<$<CONFIG:Release>:-O1>)
+  else()
     target_compile_options(${NAME} PRIVATE -O0 -gline-tables-only)
     if(QUERN_FUZZERS)
       target_compile_options(${NAME} PRIVATE -fno-sanitize=fuzzer-no-link)
