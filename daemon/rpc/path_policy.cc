@@ -40,7 +40,7 @@ absl::StatusOr<std::string> ResolveExistingPart(const std::string& path) {
     if (name == "..") return absl::InvalidArgumentError(absl::StrCat(path, " has \"..\" behind something that does not exist"));
     if (name != "." && !name.empty()) rest = rest.empty() ? name : JoinPath(name, rest);
     existing = DirName(existing);
-    if (existing.empty()) existing = "/";
+    if (existing.empty()) existing.push_back('/');
   }
 }
 
