@@ -61,6 +61,7 @@ constexpr absl::string_view kParameters[] = {
     "input_global_scale",
     "activation_scale",
     "output_scale",
+    "pre_quant_scale",
     "k_scale",
     "v_scale",
     "qweight",

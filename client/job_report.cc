@@ -177,6 +177,9 @@ void ReportOutcome(const WatchOutcome& outcome, bool json, Console& console) {
   if (failed) {
     console.err << FormatOutcome(outcome);
   } else if (!json) {
+    if (outcome.job.state() == Job::SUCCEEDED) {
+      for (const std::string& warning : outcome.job.plan().warnings()) console.err << "warning: " << warning << "\n";
+    }
     console.out << FormatOutcome(outcome);
   }
 }

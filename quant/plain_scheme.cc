@@ -73,7 +73,7 @@ absl::Status PlainScheme::Encode(const Tile& tile, const ModuleInputs&, const St
       break;
   }
   return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is too large for ", DTypeName(plain_),
-                                                 "; choose BF16 or F32, or the largest value with nonfinite: clamp"));
+                                                 "; choose --dtype bf16 or f32"));
 }
 
 absl::Status PlainScheme::Decode(const Tile& tile, absl::Span<const RegionBuffer> regions, std::byte* out) const {

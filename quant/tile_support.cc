@@ -40,7 +40,7 @@ absl::Status CheckTile(const Tile& tile, int64_t row_multiple, int64_t column_mu
 
 absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column) {
   return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is ", is_nan ? "NaN" : "infinite",
-                                                 "; repair the weight, or replace such elements with nonfinite: clamp"));
+                                                 "; repair the weight, or quantize with nonfinite: clamp in the recipe"));
 }
 
 absl::Status WholeRowsStatus(const SchemeSpec& spec, DType dtype, int64_t columns) {

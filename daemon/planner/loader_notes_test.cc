@@ -19,10 +19,22 @@ std::vector<std::string> NotesOfExperts(absl::string_view preset) {
   return LoaderNotes({*quant::PresetScheme(preset)}, {{"model.layers.0.mlp.experts.0.up_proj", "", Role::kRoutedExperts, true, 0}});
 }
 
+std::vector<std::string> NotesOfDense(absl::string_view preset) {
+  return LoaderNotes({*quant::PresetScheme(preset)}, {{"model.layers.0.mlp.up_proj", "", Role::kMlp, false, 0}});
+}
+
 TEST(LoaderNotes, DenseModelsLoad) {
-  for (const std::string& name : quant::PresetNames()) {
-    EXPECT_THAT(LoaderNotes({*quant::PresetScheme(name)}, {{"model.layers.0.mlp.up_proj", "", Role::kMlp, false, 0}}), IsEmpty()) << name;
+  for (const char* name : {"W2A16", "W4A16_ASYM", "W8A16", "W4A8", "W8A8", "W4AFP8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "FP8A16", "NVFP4",
+                           "NVFP4A16", "MXFP4", "MXFP8"}) {
+    EXPECT_THAT(NotesOfDense(name), IsEmpty()) << name;
   }
+}
+
+TEST(LoaderNotes, WhatVllmHasNoKernelsFor) {
+  for (const char* name : {"W4A4", "W2A8", "W6A8"}) EXPECT_THAT(NotesOfDense(name), ElementsAre(HasSubstr("vLLM cannot serve"))) << name;
+  EXPECT_THAT(NotesOfExperts("FP8A16"), ElementsAre(AllOf(HasSubstr("vLLM cannot serve"), HasSubstr("FP8_DYNAMIC"))));
+  EXPECT_THAT(LoaderNotes({*quant::PresetScheme("FP8_DYNAMIC")}, {{"model.layers.0.mlp.gate", "", Role::kRouter, false, 0}}),
+              ElementsAre(HasSubstr("routers")));
 }
 
 TEST(LoaderNotes, ExpertsThatLoad) {

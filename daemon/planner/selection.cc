@@ -267,7 +267,13 @@ class Selector {
       const Form form = candidates_[i].form;
       if (form == Form::kUnreadable && (chosen || module.described)) unreadable[module.unreadable].push_back(name);
       if (form == Form::kStack && chosen) stacks[module.unreadable].push_back(name);
-      if (form == Form::kStack && !chosen) copied_stacks.push_back(name);
+      if (form == Form::kStack && !chosen) {
+        if (module.described) {
+          unreadable[module.unreadable].push_back(name);
+        } else {
+          copied_stacks.push_back(name);
+        }
+      }
       if (form == Form::kOther && chosen) not_matrices.push_back(name);
       if (form != Form::kMatrix || module.weight->decoder == nullptr) continue;
       stored = true;

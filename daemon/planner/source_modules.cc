@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
@@ -37,13 +38,15 @@ bool IsStorageParameter(absl::string_view parameter) {
   static constexpr absl::string_view kNames[] = {
       "weight_packed",       "weight_scale",       "weight_scale_inv", "weight_scale_2", "scale",
       "weight_global_scale", "weight_zero_point",  "weight_g_idx",     "weight_shape",   "input_scale",
-      "input_zero_point",    "input_global_scale", "activation_scale", "output_scale"};
+      "input_zero_point",    "input_global_scale", "activation_scale", "output_scale",   "pre_quant_scale"};
   return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
 }
 
 // Parameters of formats that cannot be read.
 bool IsForeignParameter(absl::string_view parameter) { return parameter == "qweight" || parameter == "qzeros" || parameter == "scales"; }
 
+// Of weights in a quantized format. Tables of other integers are none.
+bool IsCodeDType(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2 || dtype == DType::kI8 || dtype == DType::kU8; }
 bool IsPlainDType(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 || dtype == DType::kF64; }
 bool IsScaleFloat(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
 bool IsByteExponent(DType dtype) { return dtype == DType::kU8 || dtype == DType::kF8E8M0; }
@@ -118,7 +121,8 @@ class Gatherer {
       module.weight = *std::move(weight);
     }
     for (const auto& [parameter, tensor] : parts) {
-      module.described = module.described || IsStorageParameter(parameter) || IsForeignParameter(parameter);
+      module.described = module.described || IsStorageParameter(parameter) || IsForeignParameter(parameter) ||
+                         (parameter == "weight" && IsCodeDType(Info(tensor).dtype));
     }
     const bool decoded = module.weight.has_value() && module.weight->decoder != nullptr;
     for (const auto& [parameter, tensor] : parts) {
@@ -143,6 +147,9 @@ class Gatherer {
       if (IsForeignParameter(parameter)) {
         return Unreadable(absl::StrCat("tensors named .", parameter, " (GPTQ, AWQ and their kin) are of a format that cannot be read"));
       }
+    }
+    if (Find(parts, "pre_quant_scale") != nullptr) {
+      return Unreadable("its inputs are scaled (pre_quant_scale, as ModelOpt's AWQ does), which plain weights cannot say");
     }
     if (const size_t* packed = Find(parts, "weight_packed")) {
       if (Find(parts, "weight_g_idx") != nullptr) return Unreadable("its columns are permuted (weight_g_idx), which cannot be read");
@@ -368,9 +375,13 @@ class Gatherer {
     // Without a description, what has an axis for the experts is a stack all the same.
     const size_t dimensions = Info(*tensor).shape.size();
     if (!stack.has_value() || (stack->form == ExpertStack::Form::kValues && dimensions < 3)) {
-      if (module.identity.role != checkpoint::Role::kRoutedExperts || module.identity.expert.has_value() || dimensions < 3) return false;
+      // MXFP4 as gpt-oss has it, whatever the model.
+      const bool blocks = Info(*tensor).dtype == DType::kU8 && absl::EndsWith(Info(*tensor).name, "_blocks");
+      const bool experts = module.identity.role == checkpoint::Role::kRoutedExperts && !module.identity.expert.has_value();
+      if (dimensions < 3 || !(experts || blocks)) return false;
       module.is_stack = true;
       module.unreadable = "its layout is not known";
+      module.described = !IsPlainDType(Info(*tensor).dtype);
       for (const auto& [parameter, index] : parts) module.tensors.push_back(index);
       return true;
     }
@@ -414,6 +425,7 @@ class Gatherer {
         if (!problem.empty()) {
           whole.is_stack = true;
           whole.unreadable = problem;
+          whole.described = !IsPlainDType(Info(entry.tensor).dtype);
         }
       }
       if (!problem.empty()) {

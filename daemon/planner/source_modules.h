@@ -50,7 +50,7 @@ struct SourceModule {
   std::string stack_tensor;             // name of that stack's module, which patterns may name too
   std::string unreadable;               // why a weight that is stored in a quantized format, or a stack, cannot be read; empty: it can
   bool is_stack = false;                // a stack of experts that cannot be cut
-  bool described = false;               // has tensors that only a weight in a quantized format has
+  bool described = false;               // has tensors, or is in a dtype, that only a weight in a quantized format has
 };
 
 // All experts of a layer where they are stored in common tensors.

@@ -2,6 +2,8 @@
 
 #include <re2/re2.h>
 
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -65,6 +67,13 @@ absl::StatusOr<quant::SchemeSpec> IntegerSpec(const Json& weights) {
   return spec;
 }
 
+bool IsKnownFormat(absl::string_view name) {
+  static constexpr absl::string_view kFormats[] = {"dense",           "pack-quantized",       "int-quantized",        "float-quantized",
+                                                   "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+                                                   "mixed-precision"};
+  return std::find(std::begin(kFormats), std::end(kFormats), name) != std::end(kFormats);
+}
+
 }  // namespace
 
 absl::StatusOr<StoredFormat> StoredFormat::Parse(const checkpoint::ModelConfig& config) {
@@ -80,6 +89,16 @@ absl::StatusOr<StoredFormat> StoredFormat::Parse(const checkpoint::ModelConfig& 
     if (!json.is_object()) return invalid("not an object");
     if (json.contains("quant_method") && json["quant_method"].is_string()) {
       format.method_ = absl::AsciiStrToLower(json["quant_method"].get<std::string>());
+    }
+    // Weights that were rotated, or stored in a sparse or another form, are not what their tensors alone say.
+    for (const char* key : {"transform_config", "sparsity_config"}) {
+      if (!json.contains(key) || !json[key].is_object() || json[key].empty()) continue;
+      if (json[key].value("format", "") == "dense") continue;
+      return invalid(absl::StrCat("its ", key, " changes what the weights mean, and cannot be undone here; take a checkpoint without it"));
+    }
+    const std::string stored = json.contains("format") && json["format"].is_string() ? json["format"].get<std::string>() : "";
+    if (format.method_ == "compressed-tensors" && !stored.empty() && !IsKnownFormat(stored)) {
+      return invalid(absl::StrCat("the format \"", stored, "\" cannot be read"));
     }
     if (!json.contains("config_groups") || !json["config_groups"].is_object()) return format;
     for (const auto& [name, group] : json["config_groups"].items()) {

@@ -248,6 +248,50 @@ void AddFp8(TestCheckpoint& source, const std::string& module, uint64_t rows, ui
   source.Add({absl::StrCat(module, ".", scale), {(rows + 127) / 128, (cols + 127) / 128}, DType::kF32});
 }
 
+// Codes without what says what they mean would pass for weights.
+TEST(StoredPlan, CodesWithoutAScaleAreRefusedWhetherTargetedOrNot) {
+  for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8, DType::kU8}) {
+    TestCheckpoint source("");
+    source.set_config("{\"model_type\": \"deepseek_v3\"}");
+    AddFp8(source, "model.layers.0.mlp.down_proj", 128, 128);
+    source.Add({"model.layers.0.mlp.up_proj.weight", {128, 128}, dtype});
+    source.Add("model.layers.0.self_attn.o_proj.weight", {128, 128});
+    source.Write();
+    EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: FP8_DYNAMIC, targets: [attention]}"), false),
+                StatusIs(kInvalid, HasSubstr("model.layers.0.mlp.up_proj")));
+    EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr("model.layers.0.mlp.up_proj")));
+  }
+}
+
+TEST(StoredPlan, StacksOfCodesThatCannotBeReadAreRefused) {
+  TestCheckpoint source("");
+  source.set_config("{\"model_type\": \"foo_moe\", \"hidden_size\": 64}");
+  source.Add({"model.layers.0.mlp.experts.gate_up_proj_blocks", {2, 128, 2, 16}, DType::kU8});
+  source.Add({"model.layers.0.mlp.experts.gate_up_proj_scales", {2, 128, 2}, DType::kU8});
+  source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+  source.Write();
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: FP8_DYNAMIC, targets: [attention]}"), false),
+              StatusIs(kInvalid, HasSubstr("gate_up_proj_blocks")));
+}
+
+TEST(StoredPlan, WhatChangesTheMeaningOfWeightsIsRefused) {
+  TestCheckpoint scaled("");
+  scaled.set_config("{\"model_type\": \"llama\"}");
+  AddFp8(scaled, "model.layers.0.mlp.up_proj", 128, 128);
+  scaled.Add({"model.layers.0.mlp.up_proj.pre_quant_scale", {128}, DType::kBF16});
+  scaled.Write();
+  EXPECT_THAT(MakePlan(DequantizeJob(scaled.path()), false), StatusIs(kInvalid, HasSubstr("pre_quant_scale")));
+  for (const char* member : {"\"transform_config\": {\"config_groups\": {\"u\": {}}}",
+                             "\"sparsity_config\": {\"format\": \"sparse-24-bitmask\"}", "\"format\": \"marlin-24\""}) {
+    TestCheckpoint source("");
+    source.set_config(
+        absl::StrCat("{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", ", member, "}}"));
+    AddFp8(source, "model.layers.0.mlp.up_proj", 128, 128);
+    source.Write();
+    EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr("quantization_config"))) << member;
+  }
+}
+
 // "FP8 weight + weight_scale_inv, once targeted, once ignored; config.json that already has quantization_config"
 TEST(StoredPlanCases, Fp8BlocksTargetedAndIgnored) {
   TestCheckpoint source("");
