@@ -89,8 +89,13 @@ struct Inputs {
 
 void DrawInputs(int64_t columns, std::mt19937_64& random, Inputs* inputs) {
   for (int64_t i = 0; i < columns; ++i) {
-    inputs->importance.push_back(
-        random() % 16 == 0 ? 0 : std::ldexp(static_cast<float>(random() % 1000), static_cast<int>(random() % 20) - 10));
+    if (random() % 16 == 0) {
+      inputs->importance.push_back(0);
+      continue;
+    }
+    // One after the other: compilers draw arguments in different orders.
+    const int exponent = static_cast<int>(random() % 20) - 10;
+    inputs->importance.push_back(std::ldexp(static_cast<float>(random() % 1000), exponent));
   }
   inputs->module.importance = inputs->importance;
   inputs->module.activation_amax = 3.25f;
