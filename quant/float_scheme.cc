@@ -426,9 +426,7 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs& inputs, c
         absl::StrCat("scheme \"", spec_.ToString(), "\" can be decoded only; weights are quantized with scales of their own dtype"));
   }
   QUERN_ASSIGN_OR_RETURN(FloatTile work, Resolve(tile, regions));
-  if (static_cast<int64_t>(errors.size()) != tile.rows()) {
-    return absl::InternalError(absl::StrCat(errors.size(), " row errors for a tile of ", tile.rows(), " rows"));
-  }
+  QUERN_RETURN_IF_ERROR(CheckErrors(tile, errors.size()));
   const auto* observed = static_cast<const AmaxStatistics*>(statistics);
   const bool per_part = spec_.strategy == Strategy::kChannel || spec_.strategy == Strategy::kBlock;
   if (observed == nullptr && (is_nvfp4() || spec_.strategy == Strategy::kTensor || (per_part && tile.col_begin != 0))) {

@@ -210,9 +210,7 @@ absl::StatusOr<IntegerTile> IntegerScheme::Resolve(const Tile& tile, absl::Span<
 absl::Status IntegerScheme::Encode(const Tile& tile, const ModuleInputs& inputs, const Statistics* statistics, NonfinitePolicy nonfinite,
                                    absl::Span<const RegionBuffer> regions, absl::Span<RowError> errors) const {
   QUERN_ASSIGN_OR_RETURN(IntegerTile work, Resolve(tile, regions));
-  if (static_cast<int64_t>(errors.size()) != tile.rows()) {
-    return absl::InternalError(absl::StrCat(errors.size(), " row errors for a tile of ", tile.rows(), " rows"));
-  }
+  QUERN_RETURN_IF_ERROR(CheckErrors(tile, errors.size()));
   if (Searches() && tile.rows() > kSearchRows) {
     // Ranges are kept for a few rows at a time.
     for (Tile part = tile; part.row_begin < tile.row_end; part.row_begin += kSearchRows, part.data += kSearchRows * part.row_stride) {

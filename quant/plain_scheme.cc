@@ -58,21 +58,11 @@ absl::StatusOr<PlainTile> PlainScheme::Resolve(const Tile& tile, absl::Span<cons
 absl::Status PlainScheme::Encode(const Tile& tile, const ModuleInputs&, const Statistics*, NonfinitePolicy nonfinite,
                                  absl::Span<const RegionBuffer> regions, absl::Span<RowError> errors) const {
   QUERN_ASSIGN_OR_RETURN(const PlainTile work, Resolve(tile, regions));
-  if (static_cast<int64_t>(errors.size()) != tile.rows()) {
-    return absl::InternalError(absl::StrCat(errors.size(), " row errors for a tile of ", tile.rows(), " rows"));
-  }
+  QUERN_RETURN_IF_ERROR(CheckErrors(tile, errors.size()));
   const scalar::Problem problem = EncodePlain(work, nonfinite == NonfinitePolicy::kClamp, errors.data());
-  const int64_t row = tile.row_begin + problem.row, column = tile.col_begin + problem.column;
-  switch (problem.kind) {
-    case scalar::Problem::kNone:
-      return absl::OkStatus();
-    case scalar::Problem::kNan:
-    case scalar::Problem::kInf:
-      return NonfiniteStatus(problem.kind == scalar::Problem::kNan, row, column);
-    case scalar::Problem::kOverflow:
-      break;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is too large for ", DTypeName(plain_),
+  if (problem.kind != scalar::Problem::kOverflow) return ProblemStatus(problem, tile, /*group=*/1);
+  return absl::InvalidArgumentError(absl::StrCat("the element at row ", tile.row_begin + problem.row, ", column ",
+                                                 tile.col_begin + problem.column, " is too large for ", DTypeName(plain_),
                                                  "; choose --dtype bf16 or f32"));
 }
 

@@ -16,6 +16,23 @@ namespace {
 // One group of eight BF16 values (0.30 -0.12 0.05 -0.31 0.22 0 -0.07 0.155), repeated so that it fills a group of 32.
 constexpr std::array<uint16_t, 8> kGroup = {0x3E9A, 0xBDF6, 0x3D4D, 0xBE9F, 0x3E61, 0x0000, 0xBD8F, 0x3E1F};
 
+std::vector<uint16_t> GoldenWeight() {
+  std::vector<uint16_t> weight(4 * kGroup.size());
+  for (size_t i = 0; i < weight.size(); ++i) weight[i] = kGroup[i % kGroup.size()];
+  return weight;
+}
+
+// One row of BF16, which outlives the tile.
+Tile TileOf(const std::vector<uint16_t>& weight) {
+  Tile tile;
+  tile.dtype = DType::kBF16;
+  tile.row_end = 1;
+  tile.col_end = static_cast<int64_t>(weight.size());
+  tile.data = reinterpret_cast<const std::byte*>(weight.data());
+  tile.row_stride = tile.col_end * 2;
+  return tile;
+}
+
 struct Golden {
   bool symmetric;
   uint16_t scale;
@@ -29,14 +46,8 @@ absl::Status Check(const Golden& golden) {
   spec.group_size = 32;
   spec.symmetric = golden.symmetric;
   QUERN_ASSIGN_OR_RETURN(const Scheme* scheme, Scheme::For(spec));
-  std::vector<uint16_t> weight;
-  for (int i = 0; i < 4; ++i) weight.insert(weight.end(), kGroup.begin(), kGroup.end());
-  Tile tile;
-  tile.dtype = DType::kBF16;
-  tile.row_end = 1;
-  tile.col_end = 32;
-  tile.data = reinterpret_cast<const std::byte*>(weight.data());
-  tile.row_stride = 64;
+  const std::vector<uint16_t> weight = GoldenWeight();
+  const Tile tile = TileOf(weight);
   std::array<uint32_t, 4> words = {};
   uint16_t scale = 0;
   uint32_t zero_point = 0;
@@ -92,14 +103,8 @@ const std::vector<FloatGolden>& FloatGoldens() {
 absl::Status Check(const FloatGolden& golden) {
   QUERN_ASSIGN_OR_RETURN(const SchemeSpec spec, SchemeSpec::Parse(golden.spec));
   QUERN_ASSIGN_OR_RETURN(const Scheme* scheme, Scheme::For(spec));
-  std::vector<uint16_t> weight;
-  for (int i = 0; i < 4; ++i) weight.insert(weight.end(), kGroup.begin(), kGroup.end());
-  Tile tile;
-  tile.dtype = DType::kBF16;
-  tile.row_end = 1;
-  tile.col_end = 32;
-  tile.data = reinterpret_cast<const std::byte*>(weight.data());
-  tile.row_stride = 64;
+  const std::vector<uint16_t> weight = GoldenWeight();
+  const Tile tile = TileOf(weight);
   const std::unique_ptr<Statistics> statistics = scheme->NewStatistics({1, 32});
   QUERN_RETURN_IF_ERROR(scheme->Observe(tile, ModuleInputs(), *statistics));
   QUERN_ASSIGN_OR_RETURN(const std::vector<Region> regions, scheme->Regions(DType::kBF16, {1, 32}));

@@ -38,9 +38,9 @@ absl::Status CheckTile(const Tile& tile, int64_t row_multiple, int64_t column_mu
   return absl::OkStatus();
 }
 
-absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column) {
-  return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is ", is_nan ? "NaN" : "infinite",
-                                                 "; repair the weight, or quantize with nonfinite: clamp in the recipe"));
+absl::Status CheckErrors(const Tile& tile, size_t errors) {
+  if (static_cast<int64_t>(errors) == tile.rows()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(errors, " row errors for a tile of ", tile.rows(), " rows"));
 }
 
 absl::Status WholeRowsStatus(const SchemeSpec& spec, DType dtype, int64_t columns) {
@@ -57,7 +57,9 @@ absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int
       return absl::OkStatus();
     case scalar::Problem::kNan:
     case scalar::Problem::kInf:
-      return NonfiniteStatus(problem.kind == scalar::Problem::kNan, row, column);
+      return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is ",
+                                                     problem.kind == scalar::Problem::kNan ? "NaN" : "infinite",
+                                                     "; repair the weight, or quantize with nonfinite: clamp in the recipe"));
     case scalar::Problem::kOverflow:
       break;
   }

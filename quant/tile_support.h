@@ -2,6 +2,7 @@
 #ifndef QUERN_QUANT_TILE_SUPPORT_H_
 #define QUERN_QUANT_TILE_SUPPORT_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -20,13 +21,13 @@ absl::Status CheckPlainWeight(DType dtype, Shape2D shape);
 // INTERNAL unless the tile is a band or a segment at a place where one may begin.
 absl::Status CheckTile(const Tile& tile, int64_t row_multiple, int64_t column_multiple);
 
+// INTERNAL unless there is one accumulator a row of the tile.
+absl::Status CheckErrors(const Tile& tile, size_t errors);
+
 // Byte `byte` of region row `row`.
 inline unsigned char* AddressIn(const RegionBuffer& buffer, int64_t row, int64_t byte) {
   return reinterpret_cast<unsigned char*>(buffer.data) + (row - buffer.first_row) * buffer.row_stride + (byte - buffer.first_byte);
 }
-
-// The error for an element that is NaN or infinite, at a place of the whole weight.
-absl::Status NonfiniteStatus(bool is_nan, int64_t row, int64_t column);
 
 // What an observer minimizes over a tile. INVALID_ARGUMENT for an importance with negative or non-finite values, or too few of them. Where
 // all of it is 0, all columns count alike.

@@ -195,12 +195,12 @@ HWY_INLINE scalar::Problem EncodeColumns(const FloatTile& tile, const unsigned c
     if (HWY_UNLIKELY(size < kUnit)) {
       memset(padded, 0, sizeof padded);
       memcpy(padded, from, size * kBytes);
-      if (AllFinite<D>(padded)) {
+      if (UnitIsFinite<D>(padded)) {
         EncodeUnit<D, C, kGroups>(padded, divisors, multipliers, codes, sums);
         memcpy(to, codes, static_cast<size_t>(size * C::kBitsOf / 8));
         continue;
       }
-    } else if (HWY_LIKELY(AllFinite<D>(from))) {
+    } else if (HWY_LIKELY(UnitIsFinite<D>(from))) {
       EncodeUnit<D, C, kGroups>(from, divisors, multipliers, to, sums);
       continue;
     }

@@ -129,19 +129,6 @@ struct GroupScales {
   }
 };
 
-// Whether all elements of a unit are finite: the exponent of none is all ones.
-template <class D>
-HWY_INLINE bool AllFinite(const unsigned char* unit) {
-  using Lane = std::make_unsigned_t<typename Elements<D>::Lane>;
-  const hn::CappedTag<Lane, 64 / sizeof(Lane)> d;
-  const auto mask = hn::Set(d, static_cast<Lane>(D::FromFloat(scalar::FloatOf(0x7F800000))));
-  auto largest = hn::Zero(d);
-  for (int64_t i = 0; i < kUnit; i += static_cast<int64_t>(hn::Lanes(d))) {
-    largest = hn::Max(largest, hn::And(hn::LoadU(d, reinterpret_cast<const Lane*>(unit) + i), mask));
-  }
-  return hn::AllFalse(d, hn::Eq(largest, mask));
-}
-
 #endif  // HWY_TARGET != HWY_SCALAR
 
 }  // namespace HWY_NAMESPACE
