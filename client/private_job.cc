@@ -10,6 +10,8 @@
 #include "base/status_macros.h"
 #include "client/connection.h"
 #include "client/interrupt.h"
+#include "client/job_report.h"
+#include "client/manifest_summary.h"
 #include "client/output_state.h"
 #include "client/progress.h"
 
@@ -109,6 +111,18 @@ absl::StatusOr<WatchOutcome> RunPrivateJob(const JobSpec& spec, const WorkerOpti
     if (NeverPlanned(outcome->job)) QUERN_RETURN_IF_ERROR(state->Undo());
   }
   return outcome;
+}
+
+absl::StatusOr<ExitCode> RunToOutput(const quern::v1::JobSpec& spec, const WorkerOptions& worker, size_t worst_modules, bool json,
+                                     Console& console) {
+  QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker, /*durable=*/true, console));
+  const ExitCode code = outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
+  ReportOutcome(outcome, json, console);
+  if (code == ExitCode::kDone && !json) {
+    QUERN_ASSIGN_OR_RETURN(const ManifestSummary summary, ReadManifestSummary(spec.output(), worst_modules));
+    console.out << "\n" << FormatManifestSummary(summary);
+  }
+  return code;
 }
 
 absl::Status AskPrivateCoordinator(Console& console,

@@ -2,12 +2,14 @@
 #ifndef QUERN_CLIENT_PRIVATE_JOB_H_
 #define QUERN_CLIENT_PRIVATE_JOB_H_
 
+#include <cstddef>
 #include <functional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/console.h"
+#include "client/exit_code.h"
 #include "client/job_options.h"
 #include "client/private_farm.h"
 #include "client/watch_job.h"
@@ -19,6 +21,10 @@ namespace quern::client {
 // when it is run again; it is removed once the job has succeeded, and with everything else that was made when the job is refused or cannot
 // be planned. Else the state is in memory. Children and the runtime directory are gone when this returns.
 absl::StatusOr<WatchOutcome> RunPrivateJob(const quern::v1::JobSpec& spec, const WorkerOptions& worker, bool durable, Console& console);
+
+// Runs a durable job, reports how it ended, and unless `json`, what the manifest of its output says, with so many of the worst modules.
+absl::StatusOr<ExitCode> RunToOutput(const quern::v1::JobSpec& spec, const WorkerOptions& worker, size_t worst_modules, bool json,
+                                     Console& console);
 
 // Asks a private coordinator without a worker.
 absl::Status AskPrivateCoordinator(Console& console,

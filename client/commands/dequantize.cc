@@ -3,8 +3,6 @@
 #include "base/status_macros.h"
 #include "client/commands/command.h"
 #include "client/job_options.h"
-#include "client/job_report.h"
-#include "client/manifest_summary.h"
 #include "client/paths.h"
 #include "client/private_job.h"
 
@@ -34,14 +32,7 @@ class DequantizeCommand : public Command {
     spec.mutable_dequantize()->set_reader(worker_.reader);
     QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), AbsolutePath(output_));
 
-    QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker_, /*durable=*/true, console));
-    const ExitCode code = outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
-    ReportOutcome(outcome, json(), console);
-    if (code == ExitCode::kDone && !json()) {
-      QUERN_ASSIGN_OR_RETURN(const ManifestSummary summary, ReadManifestSummary(spec.output(), /*worst_modules=*/0));
-      console.out << "\n" << FormatManifestSummary(summary);
-    }
-    return code;
+    return RunToOutput(spec, worker_, /*worst_modules=*/0, json(), console);
   }
 
  private:

@@ -3,8 +3,6 @@
 #include "base/status_macros.h"
 #include "client/commands/command.h"
 #include "client/job_options.h"
-#include "client/job_report.h"
-#include "client/manifest_summary.h"
 #include "client/paths.h"
 #include "client/private_job.h"
 
@@ -39,14 +37,7 @@ class QuantizeCommand : public Command {
     QUERN_ASSIGN_OR_RETURN(*spec.mutable_output(), AbsolutePath(output_));
     QUERN_RETURN_IF_ERROR(CheckApart(spec.quantize().source(), spec.output()));
 
-    QUERN_ASSIGN_OR_RETURN(const WatchOutcome outcome, RunPrivateJob(spec, worker_, /*durable=*/true, console));
-    const ExitCode code = outcome.interrupted ? ExitCode::kFailed : ExitCodeOf(outcome.job);
-    ReportOutcome(outcome, json(), console);
-    if (code == ExitCode::kDone && !json()) {
-      QUERN_ASSIGN_OR_RETURN(const ManifestSummary summary, ReadManifestSummary(spec.output(), kWorstModules));
-      console.out << "\n" << FormatManifestSummary(summary);
-    }
-    return code;
+    return RunToOutput(spec, worker_, kWorstModules, json(), console);
   }
 
  private:

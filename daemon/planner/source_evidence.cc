@@ -131,6 +131,21 @@ RecipeShorthands ShorthandsOf(const quern::v1::QuantizeSpec& spec) {
           .ignore = {spec.ignore().begin(), spec.ignore().end()}};
 }
 
+// Opens the source of a QuantizeSpec or DequantizeSpec and fills what the summary says of it.
+template <class Spec>
+absl::StatusOr<checkpoint::Checkpoint> OpenSource(const Spec& spec, bool with_fingerprints, PlanSummary& summary) {
+  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(spec.source()));
+  QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(directory));
+  summary.set_source(checkpoint.directory());
+  summary.set_source_name(spec.source());
+  summary.set_model_type(checkpoint.config().model_type);
+  summary.set_max_shard_size(spec.max_shard_size() > 0 ? spec.max_shard_size() : kDefaultMaxShardSize);
+  summary.set_numerics_version(quant::kNumericsVersion);
+  QUERN_RETURN_IF_ERROR(
+      AddSourceFiles(checkpoint, {.samples = with_fingerprints, .whole_content = with_fingerprints && spec.verify_source()}, summary));
+  return checkpoint;
+}
+
 absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec, bool with_fingerprints, PlanSummary& summary) {
   const std::string export_format = spec.export_format().empty() ? kCompressedTensors : spec.export_format();
   if (export_format != kCompressedTensors && export_format != kModelOpt) {
@@ -148,15 +163,7 @@ absl::StatusOr<QuantizeInputs> OpenQuantize(const quern::v1::QuantizeSpec& spec,
       QUERN_RETURN_IF_ERROR(quant::CheckSupported(group.scheme));
     }
   }
-  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(spec.source()));
-  QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(directory));
-  summary.set_source(checkpoint.directory());
-  summary.set_source_name(spec.source());
-  summary.set_model_type(checkpoint.config().model_type);
-  summary.set_max_shard_size(spec.max_shard_size() > 0 ? spec.max_shard_size() : kDefaultMaxShardSize);
-  summary.set_numerics_version(quant::kNumericsVersion);
-  QUERN_RETURN_IF_ERROR(
-      AddSourceFiles(checkpoint, {.samples = with_fingerprints, .whole_content = with_fingerprints && spec.verify_source()}, summary));
+  QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, OpenSource(spec, with_fingerprints, summary));
   QUERN_ASSIGN_OR_RETURN(ModuleInputs module_inputs,
                          ModuleInputs::Open(spec.activation_scales(), spec.importance(), with_fingerprints, summary));
   if (with_fingerprints) {
@@ -175,15 +182,7 @@ absl::StatusOr<DequantizeInputs> OpenDequantize(const quern::v1::DequantizeSpec&
   if (!dtype.ok() || (*dtype != DType::kBF16 && *dtype != DType::kF16 && *dtype != DType::kF32)) {
     return absl::InvalidArgumentError(absl::StrCat("plain weights are BF16, F16 or F32, not \"", name, "\""));
   }
-  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(spec.source()));
-  QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(directory));
-  summary.set_source(checkpoint.directory());
-  summary.set_source_name(spec.source());
-  summary.set_model_type(checkpoint.config().model_type);
-  summary.set_max_shard_size(spec.max_shard_size() > 0 ? spec.max_shard_size() : kDefaultMaxShardSize);
-  summary.set_numerics_version(quant::kNumericsVersion);
-  QUERN_RETURN_IF_ERROR(
-      AddSourceFiles(checkpoint, {.samples = with_fingerprints, .whole_content = with_fingerprints && spec.verify_source()}, summary));
+  QUERN_ASSIGN_OR_RETURN(checkpoint::Checkpoint checkpoint, OpenSource(spec, with_fingerprints, summary));
   if (with_fingerprints) {
     QUERN_ASSIGN_OR_RETURN(const std::string texts, DigestOfTexts(checkpoint));
     summary.set_identity(IdentityOf(summary, absl::StrCat("dequantize ", name, " ", HexDigest(texts))));

@@ -659,7 +659,11 @@ void Coordinator::PlanJob(const JobSpec& spec, std::function<void(absl::StatusOr
         const absl::Status checked = [&]() -> absl::Status {
           QUERN_RETURN_IF_ERROR(CheckDetails(spec));
           // A plan needs no output; where there is one it must do.
-          if (!spec.output().empty()) QUERN_RETURN_IF_ERROR(CheckSpec(spec).status());
+          if (!spec.output().empty()) {
+            QUERN_ASSIGN_OR_RETURN(resolved, CheckSpec(spec));
+            resolved.set_output(spec.output());  // as it was written, which the plan shows
+            return absl::OkStatus();
+          }
           QUERN_RETURN_IF_ERROR(CheckOptions(spec));
           return CheckInputs(resolved).status();
         }();
