@@ -17,11 +17,6 @@ def row(scheme, dtype, family):
     _found[scheme, dtype, family] = "equal"
 
 
-def reason(scheme, dtype, family, why):
-    """A case in which bytes cannot be equal, or are refused."""
-    _found[scheme, dtype, family] = why
-
-
 def text():
     """Families with the same result share a line."""
     lines = {}

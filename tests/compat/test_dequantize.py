@@ -75,7 +75,7 @@ def test_modelopt_outputs_decode_by_its_formula(quern, family_checkpoint, tmp_pa
         assert torch.equal(oracle.as_tensor(plain[module + ".weight"]), _modelopt_values(scheme, tensors)), module
 
 
-def _fp8_block_source(source, directory, scale_name="weight_scale_inv"):
+def _fp8_block_source(source, directory):
     """A checkpoint as DeepSeek publishes them: F8_E4M3 weights with one F32 scale for each 128x128 block, scales in a file of their own."""
     weights, scales = {}, {}
     expected = {}
@@ -91,7 +91,7 @@ def _fp8_block_source(source, directory, scale_name="weight_scale_inv"):
         scale = blocks.abs().amax((1, 3)) / 448
         quantized = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
         weights[name] = quantized.reshape(padded.shape)[:rows, :cols].contiguous()
-        scales[f"{module}.{scale_name}"] = scale
+        scales[f"{module}.weight_scale_inv"] = scale
         decoded = quantized.float() * scale[:, None, :, None]
         expected[module] = decoded.reshape(padded.shape)[:rows, :cols].to(torch.bfloat16)
     safetensors.torch.save_file(weights, directory / "model-00001-of-00002.safetensors")
@@ -105,10 +105,11 @@ def _fp8_block_source(source, directory, scale_name="weight_scale_inv"):
 
 
 def test_fp8_block_sources_are_decoded_on_the_fly(quern, family_checkpoint, tmp_path):
-    """Partial edge blocks (q_a 96 rows), scales in another shard, once targeted and once ignored."""
+    """Partial edge blocks (kv_a has 160 rows), scales in another shard, once targeted and once ignored."""
     source = tmp_path / "source"
     source.mkdir()
-    expected = _fp8_block_source(family_checkpoint("qwen3_moe"), source)
+    expected = _fp8_block_source(family_checkpoint("deepseek_v3"), source)
+    assert any(value.shape[0] % 128 for value in expected.values())
     process = quern("dequantize", source, "-o", tmp_path / "plain")
     assert process.returncode == 0, process.stderr
     plain = checkpoints.contents(tmp_path / "plain")
