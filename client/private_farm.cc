@@ -185,8 +185,12 @@ absl::Status PrivateFarm::StopChild(std::optional<Subprocess>& child) {
     if (Clock::Real()->Monotonic() > deadline) break;
     Pause();
   }
-  QUERN_RETURN_IF_ERROR(child->Kill(SIGKILL));
-  return child->Wait().status();
+  return KillChild(*child);
+}
+
+absl::Status PrivateFarm::KillChild(Subprocess& child) {
+  QUERN_RETURN_IF_ERROR(child.Kill(SIGKILL));
+  return child.Wait().status();
 }
 
 absl::Status PrivateFarm::Stop() {
@@ -197,7 +201,9 @@ absl::Status PrivateFarm::Stop() {
   const absl::Status worker = StopChild(worker_);
   // The server's shutdown waits for an open channel to answer, and nobody polls ours any more.
   jobs_.reset();
-  const absl::Status coordinator = StopChild(coordinator_);
+  // One that keeps its state in memory has nothing to put away, and a plan of many tensors takes a while to take apart.
+  const bool nothing_to_keep = options_.state_directory.empty() && coordinator_ && coordinator_->running();
+  const absl::Status coordinator = nothing_to_keep ? KillChild(*coordinator_) : StopChild(coordinator_);
   return worker.ok() ? coordinator : worker;
 }
 

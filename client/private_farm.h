@@ -54,7 +54,8 @@ class PrivateFarm {
   absl::Status DrainWorker();
   bool worker_running();
 
-  // Ends both children, worker first, and waits for them: gently, then after a while with SIGKILL. jobs() must not be used afterwards.
+  // Ends both children, worker first, and waits for them: gently, then after a while with SIGKILL, which a coordinator that keeps its
+  // state in memory gets at once. jobs() must not be used afterwards.
   absl::Status Stop();
 
  private:
@@ -69,6 +70,7 @@ class PrivateFarm {
   absl::Status StartWorker();
   absl::Status CoordinatorGone(const ExitState& state) const;
   static absl::Status StopChild(std::optional<Subprocess>& child);
+  static absl::Status KillChild(Subprocess& child);
 
   const Options options_;
   Clock* const clock_;

@@ -7,7 +7,7 @@ packages=(
   cmake ninja-build g++ clang libclang-rt-14-dev clang-format clang-tidy pkg-config
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
   librocksdb-dev libabsl-dev liburing-dev libhwy-dev libre2-dev nlohmann-json3-dev
-  libyaml-cpp-dev libcli11-dev libspdlog-dev libssl-dev libxxhash-dev
+  libyaml-cpp-dev libmimalloc-dev libcli11-dev libspdlog-dev libssl-dev libxxhash-dev
   libbenchmark-dev libgtest-dev libgmock-dev
   fio python3 python3-venv time
 )
