@@ -92,7 +92,9 @@ absl::Status PrivateFarm::StartWorker() {
   const uint32_t threads = options_.threads > 0 ? options_.threads : std::max(1u, std::thread::hardware_concurrency());
   Subprocess::Options child;
   child.argv = {program,  "--server", Address(),  "--memory", absl::StrCat(options_.memory), "--threads", absl::StrCat(threads),
-                "--name", "local",    "--device", "cpu"};
+                "--name", "local",    "--device", "cpu",
+                // Those of the environment are for other coordinators.
+                "--token-file="};
   if (!options_.reader.empty()) child.argv.insert(child.argv.end(), {"--reader", options_.reader});
   child.log_path = LogPath(kWorker);
   QUERN_ASSIGN_OR_RETURN(worker_, Subprocess::Spawn(child));
