@@ -94,7 +94,7 @@ absl::Status PrivateFarm::StartWorker() {
   child.argv = {program,  "--server", Address(),  "--memory", absl::StrCat(options_.memory), "--threads", absl::StrCat(threads),
                 "--name", "local",    "--device", "cpu",
                 // Those of the environment are for other coordinators.
-                "--token-file="};
+                "--token-file", ""};
   if (!options_.reader.empty()) child.argv.insert(child.argv.end(), {"--reader", options_.reader});
   child.log_path = LogPath(kWorker);
   QUERN_ASSIGN_OR_RETURN(worker_, Subprocess::Spawn(child));

@@ -210,9 +210,13 @@ absl::StatusOr<std::string> Coordinator::CheckSource(const std::string& source) 
   const PathPolicy& paths = options_.paths;
   // Before anything is looked at: whether something exists outside of the roots is no client's business.
   const bool hub = !paths.everything() && checkpoint::IsHubName(source);
-  if (!paths.everything()) {
-    QUERN_RETURN_IF_ERROR(Annotate(paths.Resolve(hub ? checkpoint::HubCacheDirectory() : source).status(), "source"));
+  if (hub && !paths.Resolve(checkpoint::HubCacheDirectory()).ok()) {
+    return WithReason(absl::PermissionDeniedError(absl::StrCat("source ", source, ": the Hugging Face cache is not part of what this "
+                                                               "coordinator may touch; give a directory, or start quernd with an "
+                                                               "--allow-root that holds the cache")),
+                      "PATH_NOT_ALLOWED");
   }
+  if (!paths.everything() && !hub) QUERN_RETURN_IF_ERROR(Annotate(paths.Resolve(source).status(), "source"));
   const absl::StatusOr<std::string> directory = checkpoint::ResolveSource(source);
   absl::StatusOr<std::string> real = directory.ok() ? paths.Resolve(*directory) : directory.status();
   if (hub && (absl::IsPermissionDenied(real.status()) || absl::IsNotFound(real.status()))) {

@@ -1,6 +1,6 @@
 #include "daemon/rpc/guard.h"
 
-#include <map>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "daemon/rpc/method_roles.h"
+#include "grpc/grpc_security_constants.h"
 
 namespace quern::daemon {
 namespace {

@@ -42,6 +42,21 @@ def grpc_headers(method, token=None, more=()):
     return [*headers, *more]
 
 
+def grpc_message(block):
+    """The value of grpc-message among undecoded headers, which gRPC writes as literals."""
+    name = b"grpc-message"
+    start = block.index(name) + len(name)
+    size, start = block[start] & 0x7F, start + 1
+    if size == 0x7F:
+        shift = 0
+        while True:
+            size += (block[start] & 0x7F) << shift
+            shift, start = shift + 7, start + 1
+            if block[start - 1] < 0x80:
+                break
+    return block[start:start + size]
+
+
 def message(payload, compressed=False):
     return struct.pack(">BI", compressed, len(payload)) + payload
 
