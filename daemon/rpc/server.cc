@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 
 namespace quern::daemon {
@@ -37,6 +38,11 @@ void SetLimits(const ServerLimits& limits, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(limits.ping));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, Milliseconds(kFastestPing));
+  // gRPC puts a message together before it compares its length with the limit, and the length may be any: what waits to be put together
+  // has a limit of its own, of all connections, beyond which it ends the calls that hold the most.
+  grpc::ResourceQuota buffers("quernd");
+  buffers.Resize(limits.buffers);
+  builder.SetResourceQuota(buffers);
   // A few compressed bytes may stand for a thousand times as many, and the limit above is of what came over the wire.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);

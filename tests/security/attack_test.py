@@ -25,7 +25,7 @@ from pki import Authority
 
 ROLES = ["admin", "submit", "read", "worker"]
 # What a coordinator may grow by under any of these attacks.
-GROWTH = 300 * MIB
+GROWTH = 800 * MIB
 
 
 def wait_for(what, condition, seconds=30):
@@ -333,7 +333,7 @@ def races_do_not_lead_out(coordinator):
     swaps = [0]
 
     def exchange():
-        while not done.is_set():
+        while not done.wait(0.003):  # long enough for some jobs to get through
             if libc.renameat2(-100, str(swap).encode(), -100, str(spare).encode(), 2) == 0:
                 swaps[0] += 1
 
@@ -342,18 +342,16 @@ def races_do_not_lead_out(coordinator):
     attacker.start()
     accepted = refused = 0
     try:
-        for i in range(30):
+        for i in range(40):
             code, _, err = coordinator.quern("submit", coordinator.root / "src", "-o", swap / f"out{i}", *JOB, "--detach",
                                              token=coordinator.tokens["submit"])
+            check(code in (0, 1), f"submit: {code} {err}")
             accepted += code == 0
-            refused += code != 0
-            if code == 0:
-                job = coordinator.quern("jobs", token=coordinator.tokens["read"])
-                check(job[0] == 0, job[2])
+            refused += code == 1
     finally:
         done.set()
         attacker.join()
-    check(swaps[0] > 1000, f"only {swaps[0]} exchanges")
+    check(swaps[0] > 100, f"only {swaps[0]} exchanges")
     check(sorted(coordinator.outside.rglob("*")) == before, f"outside has changed: {sorted(coordinator.outside.rglob('*'))}")
     print(f"  races: {swaps[0]} exchanges, {accepted} jobs accepted, {refused} refused, nothing outside")
 
@@ -375,12 +373,14 @@ def messages_are_limited(coordinator):
     connection.call(1, http2.grpc_headers("/quern.v1.Jobs/CreateJob", submit))
     check(not connection.send(1, huge) or connection.until_ended(1), "an oversized message was taken")
     check(1 not in connection.data, f"an answer to an oversized message: {connection.text}")
-    # A length that lies.
+    # One that says 4 GiB and goes on, to a method that needs no token.
     connection = connect()
-    connection.call(1, http2.grpc_headers("/quern.v1.Jobs/CreateJob", submit))
-    connection.socket.sendall(http2.frame(http2.DATA, 0, 1, b"\0\xff\xff\xff\xff" + bytes(1000)))
-    connection.until_ended(1)
-    check(1 not in connection.data, "an answer to a message of 4 GiB")
+    connection.call(1, http2.grpc_headers("/grpc.health.v1.Health/Check"))
+    endless, sent = b"\0\xff\xff\xff\xff" + bytes(16 * MIB), 0
+    while sent < 1536 * MIB and connection.send(1, endless):
+        endless, sent = endless[5:] if sent == 0 else endless, sent + 16 * MIB
+    print(f"  a message without end was cut off after {sent / MIB:.0f} MiB")
+    check(sent < 1536 * MIB and 1 not in connection.data, "a message of 4 GiB was taken")
     # Compressed, a thousand times as much.
     bomb = gzip.compress(bytes(200 * MIB))
     connection = connect()
@@ -443,7 +443,9 @@ def slow_clients_are_cut_off(coordinator):
     watched.socket.sendall(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(text_field(1, "jobs/1"))))
     start = time.monotonic()
     check(watched.until_ended(1), "the connection was closed")
-    print(f"  a stream that is not read ended after {time.monotonic() - start:.1f} s")
+    elapsed = time.monotonic() - start
+    print(f"  a stream that is not read ended after {elapsed:.1f} s")
+    check(elapsed > 1, f"it ended by itself: {watched.text}")
     check(1 not in watched.data, "something was sent without a window")
     silent.settimeout(60)
     try:
