@@ -18,10 +18,7 @@ constexpr char kOrigin[] = "quern_origin";
 constexpr char kMethod[] = ":path";
 constexpr char kAuthorization[] = "authorization";
 constexpr int kRefusedLinesPerSecond = 20;
-// Of what a client says about a call: a token and a few more words. HTTP/2 counts 32 bytes for each. gRPC's own limit holds only for clients
-// that have acknowledged it.
-constexpr size_t kLargestMetadata = 16 << 10;
-constexpr size_t kMetadataOverhead = 32;
+constexpr size_t kMetadataOverhead = 32;  // that HTTP/2 counts for each pair
 
 absl::string_view View(grpc::string_ref text) { return absl::string_view(text.data(), text.size()); }
 
@@ -125,6 +122,7 @@ void Guard::Poll() {
 grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProcessor::InputMetadata& metadata, absl::string_view origin,
                           std::string* who) {
   *who = std::string(origin);
+  // gRPC's own limit holds only for clients that have acknowledged it.
   size_t size = 0;
   for (const auto& [key, value] : metadata) size += key.size() + value.size() + kMetadataOverhead;
   if (size > kLargestMetadata) {

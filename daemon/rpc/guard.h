@@ -4,6 +4,7 @@
 #define QUERN_DAEMON_RPC_GUARD_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,6 +22,9 @@
 #include "grpcpp/server_context.h"
 
 namespace quern::daemon {
+
+// Bytes that a client may say about a call: a token and a few more words.
+inline constexpr size_t kLargestMetadata = 16 << 10;
 
 struct GuardOptions {
   // Empty: whoever reaches a listener may do everything.

@@ -17,8 +17,6 @@ namespace {
 
 // A TaskSpec of 8,192 tensors and the results of as many modules fit with room to spare.
 constexpr int kLargestMessage = static_cast<int>(64 * kMiB);
-// Of what a client says about a call: a token and a few more words.
-constexpr int kLargestMetadata = static_cast<int>(16 * kKiB);
 constexpr absl::Duration kFastestPing = absl::Seconds(5);
 constexpr absl::Duration kReload = absl::Seconds(1);
 constexpr absl::Duration kShutdownPatience = absl::Seconds(5);
@@ -30,7 +28,7 @@ int Milliseconds(absl::Duration duration) { return static_cast<int>(absl::ToInt6
 void SetLimits(const ServerLimits& limits, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kLargestMessage);
   builder.SetMaxSendMessageSize(kLargestMessage);
-  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kLargestMetadata);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kLargestMetadata));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.calls_per_connection);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(limits.handshake));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, Milliseconds(limits.idle));
