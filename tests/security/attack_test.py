@@ -25,7 +25,7 @@ from pki import Authority
 
 ROLES = ["admin", "submit", "read", "worker"]
 # What a coordinator may grow by under any of these attacks.
-GROWTH = 800 * MIB
+GROWTH = 500 * MIB
 
 
 def wait_for(what, condition, seconds=30):
@@ -333,7 +333,7 @@ def races_do_not_lead_out(coordinator):
     swaps = [0]
 
     def exchange():
-        while not done.wait(0.003):  # long enough for some jobs to get through
+        while not done.wait(0.02):  # long enough for some jobs to get through
             if libc.renameat2(-100, str(swap).encode(), -100, str(spare).encode(), 2) == 0:
                 swaps[0] += 1
 
@@ -351,7 +351,7 @@ def races_do_not_lead_out(coordinator):
     finally:
         done.set()
         attacker.join()
-    check(swaps[0] > 100, f"only {swaps[0]} exchanges")
+    check(swaps[0] > 30, f"only {swaps[0]} exchanges")
     check(sorted(coordinator.outside.rglob("*")) == before, f"outside has changed: {sorted(coordinator.outside.rglob('*'))}")
     print(f"  races: {swaps[0]} exchanges, {accepted} jobs accepted, {refused} refused, nothing outside")
 
