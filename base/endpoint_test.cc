@@ -28,8 +28,8 @@ TEST(EndpointTest, KindsAreTold) {
 }
 
 TEST(EndpointTest, OthersAreRefused) {
-  for (const char* text : {"", "host", "host:", "host:x", "host:65536", "host:-1", "host: 7", "unix:relative", "unix:", "::1:7450", "[::1:7450",
-                           "http://host:80/"}) {
+  for (const char* text : {"", "host", "host:", "host:x", "host:65536", "host:-1", "host: 7", "unix:relative", "unix:", "::1:7450",
+                           "[::1:7450", "http://host:80/"}) {
     EXPECT_THAT(ParseEndpoint(text).status(), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
   }
 }

@@ -20,7 +20,7 @@
 namespace quern {
 namespace {
 
-const std::string kHere(1, '.');  // this way g++ 12 does not warn where it is assigned
+const std::string kHere(1, '.');   // this way g++ 12 does not warn where it is assigned
 constexpr int kMostLinks = 40;     // as in the kernel
 constexpr int kRaceRetries = 128;  // openat2 gives up with EAGAIN when something was renamed meanwhile
 
@@ -108,8 +108,8 @@ int EntryOf(const std::string& path, Entry* entry) {
 struct FileRoots::Place {
   UniqueFd directory;
   std::string name;
-  std::string real;             // of the directory
-  std::deque<Part> missing;     // with ENOENT: names from the first one that does not exist
+  std::string real;          // of the directory
+  std::deque<Part> missing;  // with ENOENT: names from the first one that does not exist
 };
 
 absl::StatusOr<std::shared_ptr<const FileRoots>> FileRoots::Open(const std::vector<std::string>& roots, Lookup lookup) {

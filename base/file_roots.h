@@ -40,10 +40,10 @@ class FileRoots {
 
   // Where a path leads, with its links followed as far as it exists.
   struct Resolved {
-    int error = 0;       // errno, as above
-    std::string path;    // absolute, without links, "." or "..": below the real path of a root
-    bool broken_link = false;           // it goes on behind a link to something that does not exist
-    bool up_behind_missing = false;     // it has ".." behind something that does not exist
+    int error = 0;                   // errno, as above
+    std::string path;                // absolute, without links, "." or "..": below the real path of a root
+    bool broken_link = false;        // it goes on behind a link to something that does not exist
+    bool up_behind_missing = false;  // it has ".." behind something that does not exist
   };
   Resolved Resolve(const std::string& path) const;
 

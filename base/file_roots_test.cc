@@ -148,9 +148,10 @@ TEST_P(FileRootsTest, ConfinedCallsStayBelow) {
   // Not spelled below a root: the program's own.
   EXPECT_THAT(ReadFileToString(T("out/secret")), IsOkAndHolds("secret"));
   for (const absl::Status& status :
-       {WriteFileDurably(T("in/out/x"), "x"), RemoveFile(T("in/out/secret")), RemoveTree(T("in/out/secret")), MakeDirectories(T("in/out/d/e")),
-        RenameFile(T("in/a/file"), T("in/out/file")), RenameFile(T("in/out/secret"), T("in/secret")), ListDirectory(T("in/out")).status(),
-        FileSize(T("in/out/secret")).status(), SyncDirectory(T("in/out")), RemoveFile(T("in/a/../../out/secret")), RemoveFile(T("in/a/b/.."))}) {
+       {WriteFileDurably(T("in/out/x"), "x"), RemoveFile(T("in/out/secret")), RemoveTree(T("in/out/secret")),
+        MakeDirectories(T("in/out/d/e")), RenameFile(T("in/a/file"), T("in/out/file")), RenameFile(T("in/out/secret"), T("in/secret")),
+        ListDirectory(T("in/out")).status(), FileSize(T("in/out/secret")).status(), SyncDirectory(T("in/out")),
+        RemoveFile(T("in/a/../../out/secret")), RemoveFile(T("in/a/b/.."))}) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kPermissionDenied));
   }
   EXPECT_FALSE(FileExists(T("in/out/secret")));

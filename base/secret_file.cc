@@ -30,8 +30,9 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
   if (fstat(fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
   if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
   if ((info.st_mode & kForbidden) != 0) {
-    return absl::FailedPreconditionError(absl::StrFormat("%s holds a secret, and its mode %04o lets others read or replace it: chmod 600 %s",
-                                                         path, static_cast<unsigned>(info.st_mode & 07777), path));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s holds a secret, and its mode %04o lets others read or replace it: chmod 600 %s", path,
+                        static_cast<unsigned>(info.st_mode & 07777), path));
   }
   if (static_cast<uint64_t>(info.st_size) > kLargestFile) {
     return absl::InvalidArgumentError(absl::StrCat(path, " has ", info.st_size, " bytes, which is too many for tokens or a key"));

@@ -70,9 +70,10 @@ absl::Status CheckChannelSecurity(const std::string& address, const ChannelSecur
     return CheckTlsFiles(security.tls).status();
   }
   if (kind == Endpoint::Kind::kRemote && !security.token_file.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        address, " is another machine, and without TLS the token would cross the network in the clear: give --tls-ca, --tls-cert and "
-                 "--tls-key (QUERN_TLS_CA, QUERN_TLS_CERT, QUERN_TLS_KEY)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(address,
+                     " is another machine, and without TLS the token would cross the network in the clear: give --tls-ca, --tls-cert and "
+                     "--tls-key (QUERN_TLS_CA, QUERN_TLS_CERT, QUERN_TLS_KEY)"));
   }
   return absl::OkStatus();
 }

@@ -139,7 +139,8 @@ int Main(int argc, char** argv) {
   app.add_option("--token-file", flags.server.token_file, "Tokens and their roles, one NAME ROLES TOKEN a line; asked for in every call");
   app.add_option("--tls-cert", flags.server.tls.certificate, "This coordinator's certificate (PEM)");
   app.add_option("--tls-key", flags.server.tls.key, "Its private key (PEM)");
-  app.add_option("--tls-client-ca", flags.server.tls.authority, "Certificates of the authority that signs those of clients and workers (PEM)");
+  app.add_option("--tls-client-ca", flags.server.tls.authority,
+                 "Certificates of the authority that signs those of clients and workers (PEM)");
   app.add_option("--stream-timeout", flags.stream_timeout, "A client that takes nothing of a stream for so long is cut off (30s, 2m)")
       ->capture_default_str();
   app.add_option("--max-connections", flags.server.limits.connections, "Connections that may be open at a time")

@@ -211,7 +211,8 @@ absl::StatusOr<std::string> Coordinator::CheckSource(const std::string& source) 
   // Before anything is looked at: whether something exists outside of the roots is no client's business.
   const bool hub = !paths.everything() && checkpoint::IsHubName(source);
   if (hub && !paths.Resolve(checkpoint::HubCacheDirectory()).ok()) {
-    return WithReason(absl::PermissionDeniedError(absl::StrCat("source ", source, ": the Hugging Face cache is not part of what this "
+    return WithReason(absl::PermissionDeniedError(absl::StrCat("source ", source,
+                                                               ": the Hugging Face cache is not part of what this "
                                                                "coordinator may touch; give a directory, or start quernd with an "
                                                                "--allow-root that holds the cache")),
                       "PATH_NOT_ALLOWED");
@@ -220,7 +221,8 @@ absl::StatusOr<std::string> Coordinator::CheckSource(const std::string& source) 
   const absl::StatusOr<std::string> directory = checkpoint::ResolveSource(source);
   absl::StatusOr<std::string> real = directory.ok() ? paths.Resolve(*directory) : directory.status();
   if (hub && (absl::IsPermissionDenied(real.status()) || absl::IsNotFound(real.status()))) {
-    return absl::NotFoundError(absl::StrCat("the Hugging Face cache of the coordinator has no ", source, "; download it there: hf download"));
+    return absl::NotFoundError(
+        absl::StrCat("the Hugging Face cache of the coordinator has no ", source, "; download it there: hf download"));
   }
   if (!real.ok() && directory.ok()) return Annotate(real.status(), "source");
   return real;

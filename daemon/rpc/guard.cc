@@ -62,9 +62,8 @@ class Guard::Processor : public grpc::AuthMetadataProcessor {
     std::string who;
     grpc::Status status = guard_->Judge(method, metadata, origin, &who);
     if (status.ok()) return status;
-    guard_->refused_.Write(absl::StrCat("audit event=refused who=", LogValue(who), " certificate=", LogValue(certificate),
-                                        " from=", LogValue(origin), " method=", LogValue(method),
-                                        " reason=", LogValue(status.error_message())));
+    guard_->refused_.Write(absl::StrCat("audit event=refused who=", LogValue(who), " certificate=", LogValue(certificate), " from=",
+                                        LogValue(origin), " method=", LogValue(method), " reason=", LogValue(status.error_message())));
     return status;
   }
 
@@ -73,8 +72,7 @@ class Guard::Processor : public grpc::AuthMetadataProcessor {
   const std::function<std::string()> origin_;
 };
 
-Guard::Guard(GuardOptions options)
-    : options_(std::move(options)), refused_(options_.log, options_.clock, kRefusedLinesPerSecond) {}
+Guard::Guard(GuardOptions options) : options_(std::move(options)), refused_(options_.log, options_.clock, kRefusedLinesPerSecond) {}
 
 absl::StatusOr<std::unique_ptr<Guard>> Guard::Open(GuardOptions options) {
   std::unique_ptr<Guard> guard(new Guard(std::move(options)));
@@ -126,7 +124,8 @@ grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProc
   size_t size = 0;
   for (const auto& [key, value] : metadata) size += key.size() + value.size() + kMetadataOverhead;
   if (size > kLargestMetadata) {
-    return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("the call has more than ", kLargestMetadata, " bytes of metadata"));
+    return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                        absl::StrCat("the call has more than ", kLargestMetadata, " bytes of metadata"));
   }
   const MethodRule* const rule = FindMethodRule(method);
   if (rule == nullptr) return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "there is no such method here");

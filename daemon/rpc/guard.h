@@ -47,7 +47,8 @@ class Guard {
   // Who made a call, as "who=... certificate=... from=...".
   std::string Describe(grpc::ServerContextBase* context);
 
-  // Reads the token file when it is another one than before. After an error the tokens of before stay in force, and the log says so. Blocks.
+  // Reads the token file when it is another one than before. After an error the tokens of before stay in force, and the log says so.
+  // Blocks.
   void Poll();
 
   // Calls begin and end, for most_calls.

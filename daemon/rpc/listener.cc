@@ -54,7 +54,8 @@ std::string PeerOf(int connection) {
   socklen_t size = sizeof(address);
   char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
   if (getpeername(connection, reinterpret_cast<sockaddr*>(&address), &size) != 0 || address.ss_family == AF_UNIX ||
-      getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+      getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) !=
+          0) {
     return "unix";
   }
   return address.ss_family == AF_INET6 ? absl::StrCat("ipv6:[", host, "]:", port) : absl::StrCat("ipv4:", host, ":", port);
@@ -100,7 +101,8 @@ absl::Status ListeningSocket::OpenUnix(mode_t mode) {
   QUERN_RETURN_IF_ERROR(FillAddress(path, &name));
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return ErrnoToStatus(errno, "socket", address_);
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) return ErrnoToStatus(errno, "cannot listen on", address_);
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0)
+    return ErrnoToStatus(errno, "cannot listen on", address_);
   fds_.push_back(std::move(fd));
   // Before anybody can connect.
   if (chmod(path.c_str(), mode) != 0) return ErrnoToStatus(errno, "chmod", path);
@@ -218,7 +220,8 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
     if (!accepted) {
       if (errno == EAGAIN) return true;
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;  // that connection is gone already
-      log_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " reason=", LogValue(strerror(errno))));
+      log_.Write(
+          absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " reason=", LogValue(strerror(errno))));
       return false;
     }
     UniqueFd connection(fcntl(accepted.get(), F_DUPFD_CLOEXEC, first_));
@@ -229,8 +232,8 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
     }
     accepted.Reset();
     if (port.socket.endpoint().kind == Endpoint::Kind::kRemote) {
-      log_.Write(absl::StrCat("audit event=connection listener=", LogValue(port.socket.address()), " from=",
-                              LogValue(PeerOf(connection.get()))));
+      log_.Write(
+          absl::StrCat("audit event=connection listener=", LogValue(port.socket.address()), " from=", LogValue(PeerOf(connection.get()))));
     }
     Door& door = DoorFor(port, connection.get());
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;

@@ -51,7 +51,8 @@ void SetLimits(const ServerLimits& limits, grpc::ServerBuilder& builder) {
 
 absl::Status CheckServerOptions(const ServerOptions& options) {
   if (options.tls.any() && !options.tls.all()) {
-    return absl::InvalidArgumentError("--tls-cert, --tls-key and --tls-client-ca go together: both sides of a connection show who they are");
+    return absl::InvalidArgumentError(
+        "--tls-cert, --tls-key and --tls-client-ca go together: both sides of a connection show who they are");
   }
   for (const std::string& address : options.addresses) {
     const absl::StatusOr<Endpoint> endpoint = ParseEndpoint(address);
@@ -62,7 +63,8 @@ absl::Status CheckServerOptions(const ServerOptions& options) {
         options.tls.all()            ? "it would ask nobody for a token. Give --token-file FILE"
         : options.token_file.empty() ? "it has neither TLS nor tokens. Give --tls-cert, --tls-key, --tls-client-ca and --token-file"
                                      : "tokens would cross the network in the clear. Give --tls-cert, --tls-key and --tls-client-ca",
-        ", or listen on unix:/path/to.sock or a loopback address such as 127.0.0.1:7450. docs/operations.md, \"Secure\", has the commands"));
+        ", or listen on unix:/path/to.sock or a loopback address such as 127.0.0.1:7450. docs/operations.md, \"Secure\", has the "
+        "commands"));
   }
   return absl::OkStatus();
 }
@@ -84,20 +86,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
   QUERN_RETURN_IF_ERROR(CheckServerOptions(options));
   if (options.tls.all()) QUERN_RETURN_IF_ERROR(CheckTlsFiles(options.tls).status());
   std::unique_ptr<Server> server(new Server(coordinator, options));
-  QUERN_ASSIGN_OR_RETURN(server->guard_, Guard::Open({.token_file = options.token_file,
-                                                      .most_calls = options.limits.calls,
-                                                      .clock = options.clock,
-                                                      .log = options.log}));
+  QUERN_ASSIGN_OR_RETURN(
+      server->guard_,
+      Guard::Open({.token_file = options.token_file, .most_calls = options.limits.calls, .clock = options.clock, .log = options.log}));
   Guard* const guard = server->guard_.get();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   SetLimits(options.limits, builder);
   const auto make_credentials = [guard, &options](const Endpoint& endpoint, std::function<std::string()> origin) {
-    std::shared_ptr<grpc::ServerCredentials> credentials =
-        endpoint.kind == Endpoint::Kind::kUnix ? grpc::experimental::LocalServerCredentials(UDS)
-        : options.tls.all()                    ? NewTlsServerCredentials(options.tls)
-                                               : grpc::experimental::LocalServerCredentials(LOCAL_TCP);
+    std::shared_ptr<grpc::ServerCredentials> credentials = endpoint.kind == Endpoint::Kind::kUnix
+                                                               ? grpc::experimental::LocalServerCredentials(UDS)
+                                                           : options.tls.all() ? NewTlsServerCredentials(options.tls)
+                                                                               : grpc::experimental::LocalServerCredentials(LOCAL_TCP);
     credentials->SetAuthMetadataProcessor(guard->ProcessorFor(std::move(origin)));
     return credentials;
   };

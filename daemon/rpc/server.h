@@ -28,10 +28,10 @@ namespace quern::daemon {
 
 // What one client may take.
 struct ServerLimits {
-  int connections = 4096;        // open at a time, of all clients
-  int calls = 16384;             // likewise
-  int calls_per_connection = 256;  // further ones wait at the client
-  uint64_t buffers = 256 * kMiB;   // bytes that have come and wait to be whole messages
+  int connections = 4096;                        // open at a time, of all clients
+  int calls = 16384;                             // likewise
+  int calls_per_connection = 256;                // further ones wait at the client
+  uint64_t buffers = 256 * kMiB;                 // bytes that have come and wait to be whole messages
   absl::Duration handshake = absl::Seconds(10);  // until a connection has said what it is
   absl::Duration idle = absl::Minutes(5);        // a connection without calls is closed
   absl::Duration ping = absl::Seconds(30);       // a connection that answers none for as long again is closed

@@ -44,7 +44,8 @@ absl::StatusOr<Token> ParseLine(absl::string_view line) {
   for (const absl::string_view name : absl::StrSplit(words[1], ',')) {
     const std::optional<Role> role = ParseRole(name);
     if (!role.has_value()) {
-      return absl::InvalidArgumentError("the second word is a list of roles, such as read,submit: known are read, submit, worker and admin");
+      return absl::InvalidArgumentError(
+          "the second word is a list of roles, such as read,submit: known are read, submit, worker and admin");
     }
     token.roles |= RolesOf(*role);
   }
@@ -75,7 +76,8 @@ absl::StatusOr<TokenTable> TokenTable::Parse(absl::string_view text, absl::strin
     table.tokens_.push_back(*std::move(token));
   }
   if (table.tokens_.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " holds no token: each line is NAME ROLES TOKEN, for example: ci submit $(openssl rand -hex 32)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " holds no token: each line is NAME ROLES TOKEN, for example: ci submit $(openssl rand -hex 32)"));
   }
   return table;
 }

@@ -39,10 +39,10 @@ TEST(TokenFileTest, LinesAreNameRolesAndToken) {
 
 TEST(TokenFileTest, ErrorsNameTheLineAndNotTheToken) {
   const std::string secret = "SECRETSECRETSECRETSECRETSECRETSECRET";
-  for (const std::string& line : {absl::StrCat("ci ", secret), absl::StrCat("ci root ", secret), absl::StrCat("c i submit ", secret),
-                                  absl::StrCat("ci submit ", secret, "!"), std::string("ci submit SECRET"), absl::StrCat("ci submit, ", secret),
-                                  absl::StrCat("ci submit sha256:", secret), absl::StrCat(secret, " submit ci"),
-                                  absl::StrCat("ci submit ", secret, " ", secret)}) {
+  for (const std::string& line :
+       {absl::StrCat("ci ", secret), absl::StrCat("ci root ", secret), absl::StrCat("c i submit ", secret),
+        absl::StrCat("ci submit ", secret, "!"), std::string("ci submit SECRET"), absl::StrCat("ci submit, ", secret),
+        absl::StrCat("ci submit sha256:", secret), absl::StrCat(secret, " submit ci"), absl::StrCat("ci submit ", secret, " ", secret)}) {
     EXPECT_THAT(TokenTable::Parse(absl::StrCat("a read ", kOne, "\n", line, "\n"), "/etc/tokens").status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("/etc/tokens, line 2"), Not(HasSubstr("SECRET")))))
         << line;
