@@ -25,7 +25,8 @@ uint64_t MinimumMemory(const quern::v1::QuantizeUnit& unit) {
   };
   gather(unit.weight());
   for (const quern::v1::TensorView& view : unit.statistics_set()) gather(view);
-  if (spec->strategy == quant::Strategy::kChannel && spec->observer != quant::Observer::kMinMax) {
+  const bool whole_rows = spec->strategy == quant::Strategy::kChannel || spec->strategy == quant::Strategy::kBlock;
+  if (whole_rows && spec->observer != quant::Observer::kMinMax) {
     // A weight in blocks of 128 rows is decoded in such blocks.
     const uint64_t rows = std::min<uint64_t>(unit.weight().rows(), unit.weight().decode_scheme().empty() ? multiple : 128);
     const absl::StatusOr<DType> dtype = ParseDType(unit.weight().dtype());

@@ -38,8 +38,10 @@ absl::StatusOr<ModuleLayout> ModuleLayout::For(const quern::v1::QuantizeUnit& un
 
 std::string ModuleLayout::WholeRows() const {
   const quant::SchemeSpec& spec = scheme_->spec();
-  if (spec.strategy != quant::Strategy::kChannel || spec.observer == quant::Observer::kMinMax) return "";
-  return "the search for a row's scale";
+  if (spec.observer == quant::Observer::kMinMax) return "";
+  if (spec.strategy == quant::Strategy::kChannel) return "the search for a row's scale";
+  if (spec.strategy == quant::Strategy::kBlock) return "the search for a block's scale";
+  return "";
 }
 
 absl::StatusOr<std::vector<std::string>> ModuleLayout::ComputedRegions(const quant::Statistics* statistics,
