@@ -213,6 +213,8 @@ TEST(ObserverGoldenTest, NoTinyTensorOfNvfp4IsWorseThanTheReference) {
         EncodedWeight encoded;
         QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, Through(spec, weight, {}, &encoded));
         const double error = ErrorOf(Observer::kMse, weight, decoded, 0, columns, {});
+        EXPECT_TRUE(std::isfinite(error)) << name << " row " << row;
+        if (!std::isfinite(totals[row])) continue;  // the reference overflows F16
         EXPECT_LE(error, totals[row] * (1 + kTolerance)) << name << " row " << row;
         ours += error / totals[row];
         theirs += 1;
@@ -231,7 +233,10 @@ TEST(ObserverGoldenTest, NoBlockOfFp8IsWorseThanTheReference) {
     const TestWeight weight = golden.Weight(absl::StrCat(dtype, ".block.weight"));
     const std::vector<double> expected = ValuesOf<double>(golden.Get(absl::StrCat(dtype, ".block.fp8_block.mse")));
     EncodedWeight encoded;
-    QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, Through(spec, weight, {}, &encoded));
+    QUERN_ASSERT_OK_AND_ASSIGN(const Scheme* const scheme, Scheme::For(spec));
+    const Tiling bands = {128, 0};
+    QUERN_ASSERT_OK_AND_ASSIGN(encoded, EncodeWeight(*scheme, weight, bands));
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, DecodeWeight(*scheme, weight, encoded, bands));
     const int64_t across = weight.shape.cols / 128;
     ASSERT_EQ(static_cast<int64_t>(expected.size()), weight.shape.rows / 128 * across);
     for (size_t block = 0; block < expected.size(); ++block) {
