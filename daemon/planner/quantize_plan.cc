@@ -148,11 +148,8 @@ class QuantizePlanner {
       if (!names.empty()) summary().add_warnings(absl::StrCat(what, ":\n  ", absl::StrJoin(SummarizeNames(names), "\n  ")));
     };
     warn("scales of a KV cache or of attention are copied as they are, but the new quantization_config says nothing of them", cache);
-    warn(
-        "scales beside weights that are not stored in a format with them are copied as they are; engines may multiply by them, so remove "
-        "them "
-        "from the source if they are left over",
-        left_over);
+    warn("scales beside weights that are not stored with them are copied as they are; remove those that are left over, engines may use them",
+         left_over);
     warn("tensors beside weights are dropped, since the new format has tensors of these names", replaced);
   }
 
