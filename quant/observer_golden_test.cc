@@ -228,7 +228,6 @@ TEST(ObserverGoldenTest, NoBlockOfFp8IsWorseThanTheReference) {
   const GoldenFile golden("observers.safetensors");
   SchemeSpec spec = *PresetScheme("FP8_BLOCK");
   spec.observer = Observer::kMse;
-  int better = 0;
   for (const char* dtype : {"bf16", "f16", "f32"}) {
     const TestWeight weight = golden.Weight(absl::StrCat(dtype, ".block.weight"));
     const std::vector<double> expected = ValuesOf<double>(golden.Get(absl::StrCat(dtype, ".block.fp8_block.mse")));
@@ -247,10 +246,8 @@ TEST(ObserverGoldenTest, NoBlockOfFp8IsWorseThanTheReference) {
         error += ErrorOf(Observer::kMse, weight, decoded, at, 128, {});
       }
       EXPECT_LE(error, expected[block] * (1 + kTolerance)) << dtype << " block " << block;
-      better += error < expected[block] * (1 - kTolerance);
     }
   }
-  EXPECT_GT(better, 0);
 }
 
 // Each block has the scale of the least squared error of all.
