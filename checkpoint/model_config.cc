@@ -72,8 +72,9 @@ absl::Status Fill(ModelConfig* config) {
     if (tied && *tied == "true") config->tie_word_embeddings = true;
   }
   for (const absl::string_view key : kQuantizationKeys) {
-    QUERN_ASSIGN_OR_RETURN(std::optional<std::string> quantization, GetJsonMember(text, key));
-    if (quantization && *quantization != "null" && config->quantization_config.empty()) config->quantization_config = *quantization;
+    QUERN_ASSIGN_OR_RETURN(const std::optional<std::string> quantization, GetJsonMember(text, key));
+    const absl::string_view value = quantization.has_value() ? absl::string_view(*quantization) : absl::string_view("null");
+    if (value != "null" && config->quantization_config.empty()) config->quantization_config = std::string(value);
   }
   return absl::OkStatus();
 }
