@@ -13,7 +13,7 @@ import transformers
 import checkpoints
 import families
 import oracle
-from test_formats import GROUPED, MODELOPT, SCHEMES, family_checkpoint, run  # noqa: F401 (a fixture)
+from test_formats import GROUPED, MODELOPT, SCHEMES, run
 
 
 def logits(directory):
