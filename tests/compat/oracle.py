@@ -5,7 +5,9 @@ import re
 import torch
 from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+from compressed_tensors.compressors import compress_module
 from llmcompressor import model_free_ptq
+from llmcompressor.entrypoints.model_free.lifecycle import calibrate_weight, initialize_quantized_linear
 from loguru import logger
 
 logger.remove()
@@ -44,6 +46,16 @@ def quantize_preset(source, out, name):
     scheme = preset_name_to_scheme(name, ["Linear"])
     scheme.weights.observer = "memoryless_minmax"
     return _model_free_ptq(source, out, scheme)
+
+
+def compress_weight(weight, name):
+    """Tensors by suffix: what model_free_ptq does with one weight under a preset."""
+    scheme = preset_name_to_scheme(name, ["Linear"])
+    scheme.weights.observer = "memoryless_minmax"
+    module = initialize_quantized_linear(weight, scheme, "cpu")
+    calibrate_weight(module)
+    compress_module(module)
+    return module.state_dict()
 
 
 def targeted(tensors, targets):

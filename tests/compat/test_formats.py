@@ -37,7 +37,7 @@ def _int_quantized(weight):
 
 
 def as_bytes(tensor):
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
 
 
 def compare(weights, expected, output):
