@@ -1,5 +1,7 @@
 """Every scheme under every observer in every export: what `quern dequantize` gives is, bit for bit, what the format's own library decodes."""
 
+import json
+
 import pytest
 import torch
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
@@ -37,6 +39,14 @@ def bits(tensor):
     return tensor.contiguous().view(torch.uint8)
 
 
+def reported(out):
+    return {m["module"]: m["error"]["sum_squared_error"] for m in json.loads((out / "quern_manifest.json").read_text())["modules"]}
+
+
+def squared(difference):
+    return pytest.approx(float(difference.square().sum()), rel=1e-12, abs=0)
+
+
 def plain(quern, out, dtype):
     process = quern("dequantize", out, "-o", out.parent / "plain", "--dtype", dtype.lower())
     assert process.returncode == 0, process.stderr
@@ -47,10 +57,12 @@ def plain(quern, out, dtype):
 def test_compressed_tensors(quern, quantization_config, tmp_path, source, target):
     weights = weights_for(COMPRESSED_TENSORS, DTYPES[source])
     out = one_layer_each.quantize(quern, tmp_path, weights, COMPRESSED_TENSORS)
-    stored, values, config = checkpoints.contents(out), plain(quern, out, target), quantization_config(out)
+    stored, values, config, errors = checkpoints.contents(out), plain(quern, out, target), quantization_config(out), reported(out)
     for i, scheme in enumerate(COMPRESSED_TENSORS):
         module = one_layer_each.module(i)
-        theirs = oracle.decompress(stored, config, module).to(DTYPES[target])
+        decompressed = oracle.decompress(stored, config, module)
+        assert errors[module] == squared(weights[i].double() - decompressed.to(DTYPES[source]).double()), scheme
+        theirs = decompressed.to(DTYPES[target])
         ours = oracle.as_tensor(values[f"{module}.weight"])
         assert ours.dtype == theirs.dtype and torch.equal(bits(ours), bits(theirs)), scheme
         # No scheme is so bad as to be another's values.
@@ -70,10 +82,12 @@ def test_modelopt(quern, tmp_path, source):
     """Its files do not say what dtype the weights had: BF16 is assumed."""
     weights = weights_for(MODELOPT, DTYPES[source])
     out = one_layer_each.quantize(quern, tmp_path, weights, MODELOPT, "--export", "modelopt")
-    stored, values = checkpoints.contents(out), plain(quern, out, "BF16")
+    stored, values, errors = checkpoints.contents(out), plain(quern, out, "BF16"), reported(out)
     for i, scheme in enumerate(MODELOPT):
         module = one_layer_each.module(i)
         tensors = {n[len(module) + 1:]: oracle.as_tensor(t) for n, t in stored.items() if n.startswith(module + ".")}
+        as_source = _decoded_by_modelopt(tensors, weights[i].shape, DTYPES[source])
+        assert errors[module] == squared(weights[i].double() - as_source.double()), scheme
         theirs = _decoded_by_modelopt(tensors, weights[i].shape, torch.bfloat16)
         ours = oracle.as_tensor(values[f"{module}.weight"])
         assert ours.dtype == theirs.dtype and torch.equal(bits(ours), bits(theirs)), scheme
