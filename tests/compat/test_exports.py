@@ -1,4 +1,4 @@
-"""Every scheme under every observer in every export: what `quern dequantize` gives is, bit for bit, what the format's own library decodes."""
+"""Every scheme, observer and export: what `quern dequantize` gives is, bit for bit, what the format's own library decodes."""
 
 import json
 
@@ -25,7 +25,8 @@ COMPRESSED_TENSORS += [f"weights: {{num_bits: {bits}, type: int, strategy: {stra
                        "input_activations: {num_bits: 8, type: int, strategy: token, dynamic: true, symmetric: true}"
                        for bits in (4, 8) for strategy in ("tensor", "channel")]
 MODELOPT = ["scheme: FP8", "scheme: FP8_DYNAMIC", "scheme: NVFP4", "scheme: NVFP4A16"]
-MODELOPT += [f"scheme: {name}, observer: {observer}" for name in ("NVFP4", "NVFP4A16") for observer in ("mse", "imatrix_mse", "nvfp4_sweep")]
+MODELOPT += [f"scheme: {name}, observer: {observer}" for name in ("NVFP4", "NVFP4A16")
+             for observer in ("mse", "imatrix_mse", "nvfp4_sweep")]
 MODELOPT += [f"scheme: FP8_DYNAMIC, observer: {observer}" for observer in ("mse", "imatrix_mse")]
 
 

@@ -1,7 +1,7 @@
-"""Floats and W8A8 beside llm-compressor's `model_free_ptq`: equal bytes, or a difference whose cause is shown. docs/formats.md holds the table.
+"""Floats and W8A8 beside llm-compressor's `model_free_ptq`: equal bytes, or a difference whose cause is shown (docs/formats.md).
 
-Of each difference the test computes beforehand, from the source alone, which modules it concerns and what llm-compressor makes of them. So it
-fails when llm-compressor mends one, and when there is another.
+Of each difference the test computes beforehand, from the source alone, which modules it concerns and what llm-compressor makes of them.
+So it fails when llm-compressor mends one, and when there is another.
 """
 
 import re

@@ -190,8 +190,8 @@ def test_unusual_weights(quern, tmp_path):
 
 
 def swept_by_modelopt(weight, amax):
-    """The block scales of ModelOpt's own sweep, and what it thinks of the scales of others: each block's error, from E4M3 scales. On a CPU its
-    calibrator tries all 126; the values of a scale come from its quantizer."""
+    """The block scales of ModelOpt's own sweep, and each block's error with any scales. On a CPU its calibrator tries all 126; the values of
+    a scale come from its quantizer."""
     blocks = weight.float().reshape(-1, 16)
     scale_2 = amax.float() / (6 * 448)
 
@@ -212,8 +212,8 @@ def swept_by_modelopt(weight, amax):
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 def test_sweep_is_modelopts(quern, tmp_path, dtype):
-    """Both try all 126 scales. ModelOpt compares products in F32, Quern what they are once rounded to the weight's dtype: in F32 the bytes are
-    equal, in BF16 each is the best by its own measure."""
+    """Both try all 126 scales. ModelOpt compares products in F32, Quern what they are once rounded to the weight's dtype: in F32 the bytes
+    are equal, in BF16 each is the best by its own measure."""
     generator = torch.Generator().manual_seed(5)
     weight = (torch.randn(64, 256, generator=generator) * torch.exp(torch.randn(256, generator=generator) / 2) / 16).to(dtype)
     weight[3, 32:48] = 0

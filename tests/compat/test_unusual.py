@@ -1,5 +1,5 @@
-"""Weights that break other tools, in every scheme: the bytes are those of llm-compressor's own steps for one weight, or what docs/formats.md
-says of the difference, and what compressed-tensors decodes is finite."""
+"""Weights that break other tools, in every scheme: the bytes are those of llm-compressor's own steps for one weight, or differ as
+docs/formats.md says, and what compressed-tensors decodes is finite."""
 
 import json
 import struct
@@ -116,14 +116,16 @@ def test_powers_of_two_end_with_the_dtype(quern, tmp_path, dtype):
         assert torch.equal(codes["ours"][same], codes["theirs"][same]), scheme
         assert theirs["weight_scale"].view(torch.uint8)[1, 1] == 127 and not (codes["theirs"][1, 1] & 0x7F).any(), scheme
         _, exponent = torch.frexp(torch.tensor(finfo.max))
-        assert ours["weight_scale"][1, 1] == 127 + exponent - {"MXFP4A16": 2, "MXFP8A16": 8}[scheme] and (codes["ours"][1, 1] & 0x7F).any(), scheme
+        assert ours["weight_scale"][1, 1] == 127 + exponent - {"MXFP4A16": 2, "MXFP8A16": 8}[scheme], scheme
+        assert (codes["ours"][1, 1] & 0x7F).any(), scheme
 
 
 def _spoilt(dtype):
     """A weight with three elements that are no finite number, and what they become."""
     w = _base(6, 256).to(dtype)
     clamped = w.clone()
-    for (row, column), value, becomes in (((1, 3), "nan", 0.0), ((2, 200), "inf", torch.finfo(dtype).max / 2), ((5, 7), "-inf", -torch.finfo(dtype).max / 2)):
+    half = torch.finfo(dtype).max / 2
+    for (row, column), value, becomes in (((1, 3), "nan", 0.0), ((2, 200), "inf", half), ((5, 7), "-inf", -half)):
         w[row, column], clamped[row, column] = float(value), becomes
     return w, clamped
 
@@ -160,7 +162,8 @@ def test_an_expert_of_zeros(quern, quantization_config, tmp_path, dtype):
         for expert in (0, 1):
             for leaf, shape in (("gate_proj", (128, 256)), ("up_proj", (128, 256)), ("down_proj", (256, 128))):
                 zeros = expert == 0 or leaf == "gate_proj"
-                tensors[f"model.layers.{layer}.mlp.experts.{expert}.{leaf}"] = (torch.zeros(shape) if zeros else _base(*shape)).to(DTYPES[dtype])
+                weight = torch.zeros(shape) if zeros else _base(*shape)
+                tensors[f"model.layers.{layer}.mlp.experts.{expert}.{leaf}"] = weight.to(DTYPES[dtype])
     source = one_layer_each.save(tmp_path / "source", {f"{n}.weight": t for n, t in tensors.items()}, model_type="qwen3_moe")
     groups = "".join(f'  - {{targets: ["model.layers.{i}.mlp.experts.*"], scheme: {scheme}}}\n' for i, scheme in enumerate(SCHEMES))
     (tmp_path / "recipe.yaml").write_text(f"groups:\n{groups}")
@@ -183,7 +186,8 @@ def test_rows_that_end_inside_a_word(quern, tmp_path):
     shapes = ((3, 256), (1, 250), (5, 33), (37, 1))
     cases = [(bits, symmetric, shape) for bits in range(2, 9) for symmetric in (True, False) for shape in shapes]
     weights = [_base(*shape).to(torch.bfloat16) for _, _, shape in cases]
-    schemes = [f"weights: {{num_bits: {bits}, type: int, strategy: channel, symmetric: {str(symmetric).lower()}}}" for bits, symmetric, _ in cases]
+    schemes = [f"weights: {{num_bits: {bits}, type: int, strategy: channel, symmetric: {str(symmetric).lower()}}}"
+               for bits, symmetric, _ in cases]
     stored = checkpoints.contents(one_layer_each.quantize(quern, tmp_path, weights, schemes))
     for i, (bits, symmetric, shape) in enumerate(cases):
         for suffix, tensor in reference.pack_quantized(weights[i], bits, None, symmetric).items():

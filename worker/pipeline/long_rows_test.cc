@@ -10,7 +10,8 @@ namespace quern::worker {
 namespace {
 
 // One preset for each kind of tensors and scales.
-constexpr const char* kPresets[] = {"W4A16", "W3A16_ASYM", "W8A8", "FP8A16", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16", "MXFP8A16"};
+constexpr const char* kPresets[] = {"W4A16",     "W3A16_ASYM", "W8A8",     "FP8A16",  "FP8_DYNAMIC",
+                                    "FP8_BLOCK", "NVFP4A16",   "MXFP4A16", "MXFP8A16"};
 
 std::vector<std::string> Schemes() {
   std::vector<std::string> schemes;
@@ -19,10 +20,11 @@ std::vector<std::string> Schemes() {
     schemes.push_back(spec.ToString());
     if (const absl::StatusOr<quant::SchemeSpec> other = quant::ToModelOpt(spec); other.ok()) schemes.push_back(other->ToString());
   }
-  for (const char* const text : {"int4 tensor asymmetric observer=minmax numerics=reference", "int8 channel asymmetric observer=minmax numerics=reference",
-                                 "float8 tensor symmetric observer=minmax numerics=reference",
-                                 "float8 tensor symmetric observer=minmax numerics=reference scale=f32 convention=modelopt",
-                                 "plain32 tensor symmetric observer=minmax numerics=reference"}) {
+  for (const char* const text :
+       {"int4 tensor asymmetric observer=minmax numerics=reference", "int8 channel asymmetric observer=minmax numerics=reference",
+        "float8 tensor symmetric observer=minmax numerics=reference",
+        "float8 tensor symmetric observer=minmax numerics=reference scale=f32 convention=modelopt",
+        "plain32 tensor symmetric observer=minmax numerics=reference"}) {
     schemes.emplace_back(text);
   }
   return schemes;
