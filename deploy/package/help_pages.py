@@ -5,6 +5,7 @@ help_pages.py --quern PATH --quernd PATH --worker PATH --version V --templates D
 """
 
 import argparse
+import gzip
 import re
 import subprocess
 from dataclasses import dataclass, field
@@ -318,6 +319,8 @@ def main():
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (arguments.output / name).write_text(text)
+        if name[-1].isdigit():
+            (arguments.output / f"{name}.gz").write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":
