@@ -11,7 +11,10 @@ export QUERN_FARM=${QUERN_FARM:-$here}
 source "$QUERN_FARM/farm.env"
 export QUERN_SERVER
 
-job=$(quern submit "$@" --detach)
+# shellcheck disable=SC2206  # flags are words
+flags=(${QUERN_CLIENT_FLAGS:-})
+
+job=$(quern submit "${flags[@]}" "$@" --detach)
 array=$(sbatch --parsable "$here/workers.sbatch")
 echo "$job, workers in Slurm's job $array" >&2
 drain() {
@@ -20,4 +23,4 @@ drain() {
 }
 trap drain EXIT
 trap 'exit 1' INT TERM
-quern watch "$job"
+quern watch "${flags[@]}" "$job"
