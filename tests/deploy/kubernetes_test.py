@@ -112,7 +112,7 @@ def check_pods(name, workload, manifests, programs):
         if "persistentVolumeClaim" in volume:
             claim = volume["persistentVolumeClaim"]["claimName"]
             check(("PersistentVolumeClaim", claim) in manifests, f"{name} uses the claim {claim}, which is not there")
-    for argument in container["args"]:
+    for argument in container["args"] + [f"={entry.get('value', '')}" for entry in container.get("env", [])]:
         path = argument.partition("=")[2].removeprefix("unix:")
         if path.startswith("/"):
             check(any(f"{path}/".startswith(f"{mount}/") for mount in mounts), f"{name}: {argument} lies in none of its volumes")

@@ -191,7 +191,7 @@ def test(arguments):
         for program in [programs.quern, programs.quernd, programs.worker]:
             (directory / "bin" / program.name).symlink_to(program)
         source = directory / "source"
-        status, _, err = sandbox.run([programs.quern, "synth", source, "--family", "laguna", "--layers", 3, "--experts", 48, "--hidden", 512,
+        status, _, err = sandbox.run([programs.quern, "synth", source, "--family", "laguna", "--layers", 3, "--experts", 96, "--hidden", 512,
                                       "--intermediate", 512, "--vocab", 1024, "--seed", 1])
         check(status == 0, f"synth failed with {status}: {err}")
         status, _, err = sandbox.run([programs.quern, "quantize", source, "-o", directory / "reference", *JOB])
