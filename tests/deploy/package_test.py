@@ -19,6 +19,7 @@ from harness import check  # noqa: E402
 SOURCE = Path(__file__).resolve().parent.parent / "data" / "laguna-micro"
 # What dpkg and the tools for users keep for themselves.
 BOOKKEEPING = re.compile(r"/(var/(lib/dpkg|log|cache|backups|lib/systemd)|etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$|etc/\.pwd\.lock$|tmp)")
+INSTALL = "dpkg --force-unsafe-io --no-triggers -i /tmp/quern.deb"
 # The user stays: files may belong to it.
 STAYS = {"/etc/passwd", "/etc/group"}
 
@@ -45,22 +46,28 @@ def enter_namespace():
 
 
 class Machine:
-    """This machine's root, and above it a layer that takes every change."""
+    """This machine's root, and above it a layer that takes every change. Its mounts end with the test's namespace."""
 
-    def __init__(self, sandbox):
+    def __init__(self, sandbox, name):
         self.sandbox = sandbox
-        place = sandbox.directory / "layers"
-        place.mkdir()
-        harness.mount_tmpfs(place, "512m")
-        self.upper, self.root = place / "upper", place / "root"
-        for directory in [self.upper, place / "work", self.root]:
+        self.place = sandbox.directory / name
+        self.place.mkdir()
+        harness.mount_tmpfs(self.place, "512m")
+        self.upper, self.root = self.place / "upper", self.place / "root"
+        for directory in [self.upper, self.place / "work", self.root]:
             directory.mkdir()
-        self._mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={self.upper},workdir={place}/work", self.root)
+        self._mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={self.upper},workdir={self.place}/work", self.root)
         # An overlay shows no mounts of the layer below.
         for directory in ["proc", "dev"]:
             self._mount("--bind", f"/{directory}", self.root / directory)
         self._mount("-t", "tmpfs", "tmpfs", self.root / "run")
         (self.root / "tmp").chmod(0o1777)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["umount", "--lazy", self.place], check=False)
 
     def _mount(self, *arguments):
         run = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True)
@@ -85,6 +92,61 @@ class Machine:
                 continue
             found.add(name)
         return found
+
+
+def check_units_run(machine, package):
+    """systemd, started in the machine, runs the units as they are shipped: a job goes through, a killed executor comes back, all stop."""
+    shutil.copy(package, machine.root / "tmp/quern.deb")
+    machine.run(INSTALL)
+    machine.run("install -d -o quern -g quern /srv/quern")
+    shutil.copytree(SOURCE, machine.root / "srv/quern/source")
+    (machine.root / "etc/fstab").write_text("")  # its devices are not there
+    units = machine.root / "etc/systemd/system"
+    worker = (machine.root / "usr/lib/systemd/system/quern-worker@.service").read_text()
+    # The same sandbox around a program that does nothing but ask for a ring.
+    ask = machine.root / "usr/local/bin/quern-ask-for-ring"
+    ask.write_text("""#!/usr/bin/python3
+import ctypes
+setup, parameters = 425, ctypes.create_string_buffer(120)
+raise SystemExit(0 if ctypes.CDLL(None).syscall(setup, 8, parameters) >= 0 else 1)
+""")
+    ask.chmod(0o755)
+    asks = re.sub(r"^ExecStart=.*$", "ExecStart=/usr/local/bin/quern-ask-for-ring", worker, flags=re.M)
+    (units / "quern-ring@.service").write_text(re.sub(r"^(Restart|Type)=.*$", lambda f: {"Restart": "Restart=no", "Type": "Type=oneshot"}[f[1]], asks,
+                                                      flags=re.M))
+    (units / "quern-check.service").write_text("""[Unit]
+After=quernd.service quern-worker@1.service
+[Service]
+Type=oneshot
+TimeoutStartSec=60
+ExecStart=/bin/bash /root/quern-check
+ExecStopPost=systemctl --no-block poweroff
+""")
+    (units / "quern-check.target").write_text("[Unit]\nWants=quernd.service quern-worker@1.service quern-check.service\n")
+    (machine.root / "root/quern-check").write_text("""exec >/root/quern-said 2>&1
+set -ex
+until quern workers | grep -q ready; do systemctl is-active quernd quern-worker@1; sleep 0.1; done
+quern submit /srv/quern/source -o /srv/quern/out --scheme W4A16 --group-size 32 --targets routed_experts --reader direct
+quern verify /srv/quern/out
+worker=$(systemctl show -P MainPID quern-worker@1)
+grep -x "NoNewPrivs:.1" /proc/$worker/status
+grep -x "CapEff:.0000000000000000" /proc/$worker/status
+kill -9 $(pgrep -P $worker)
+quern submit /srv/quern/source -o /srv/quern/out --scheme W4A16 --group-size 64 --targets routed_experts --overwrite
+[[ $(systemctl show -P MainPID quern-worker@1) == $worker ]]
+systemctl start quern-ring@1
+systemctl stop quern-worker@1 quernd
+for unit in quern-worker@1 quernd; do [[ $(systemctl show -P Result $unit) == success ]]; done
+echo all is well
+""")
+    for directory in ["proc", "dev", "run"]:  # nspawn mounts its own
+        subprocess.run(["umount", "--lazy", machine.root / directory], check=True)
+    # nspawn has a filter of its own, which knows no io_uring.
+    status, out, err = machine.sandbox.run(["systemd-nspawn", "--quiet", "--keep-unit", "--register=no", "--system-call-filter=@aio", "--console=pipe",
+                                            "-D", machine.root, "-b", "--", "--unit=quern-check.target"], timeout=120)
+    said = machine.root / "root/quern-said"
+    check(said.exists() and said.read_text().endswith("all is well\n"),
+          f"the units do not run under systemd ({status}):\n{said.read_text() if said.exists() else out + err}")
 
 
 def check_works(machine):
@@ -123,11 +185,16 @@ def test(arguments):
     with harness.Sandbox(harness.Programs(arguments.bin)) as sandbox:
         package = build_package(sandbox, arguments.bin.resolve())
         check_lintian(sandbox, package)
-        machine = Machine(sandbox)
-        try:
+        if shutil.which("systemd-nspawn") is not None:
+            with Machine(sandbox, "booted") as machine:
+                check_units_run(machine, package)
+        elif os.environ.get("CI") == "true":
+            harness.skip("systemd-nspawn is missing (Debian: systemd-container)")
+        else:
+            print("systemd-nspawn is not installed: the units are not run by systemd")
+        with Machine(sandbox, "layers") as machine:
             shutil.copy(package, machine.root / "tmp/quern.deb")
-            install = "dpkg --force-unsafe-io --no-triggers -i /tmp/quern.deb"
-            machine.run(install)
+            machine.run(INSTALL)
             shipped = [line for line in machine.run("dpkg -L quern").splitlines() if not (machine.root / line.lstrip("/")).is_dir()]
             for wanted in ["/usr/bin/quern", "/usr/bin/quernd", "/usr/bin/quern-worker", "/etc/quern/quernd.env", "/usr/lib/systemd/system/quernd.service",
                            "/usr/lib/systemd/system/quern-worker@.service", "/usr/share/man/man1/quern.1.gz", "/usr/share/man/man8/quernd.8.gz",
@@ -143,7 +210,7 @@ def test(arguments):
             # An upgrade keeps what the administrator wrote, and the jobs.
             machine.run("echo '# mine' >> /etc/quern/quernd.env")
             state = sorted(path.name for path in (machine.root / "var/lib/quern").iterdir())
-            machine.run(install)
+            machine.run(INSTALL)
             check((machine.root / "etc/quern/quernd.env").read_text().endswith("# mine\n"), "the upgrade lost changes of quernd.env")
 
             machine.run("dpkg --force-unsafe-io --no-triggers -r quern")
@@ -157,8 +224,6 @@ def test(arguments):
             shutil.rmtree(machine.root / "srv/quern")
             left = machine.changes() - STAYS
             check(not left, f"purging left {sorted(left)}")
-        finally:
-            subprocess.run(["umount", "--lazy", sandbox.directory / "layers"], check=False)
         print(f"package_test: {package.name}, {len(shipped)} files: ok")
 
 
