@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real Slurm (munge, slurmctld, slurmd, all of the test's own, on this machine) places workers from deploy/slurm.
+"""A real Slurm (munge, slurmctld, slurmd, all of the test's own, on this machine) places coordinator and workers from deploy/slurm.
 
 Slurm kills the array half-way and starts it again; then the array is drained, as at the end of its time, and another one finishes the job. The
 result is that of an uninterrupted `quern quantize`, no finished task ran again, and draining lost no attempt. deploy/slurm/run.sh does the
@@ -77,7 +77,7 @@ MpiDefault=none
 ReturnToService=2
 KillWait=2
 SlurmdParameters=config_overrides
-NodeName={node} NodeAddr=127.0.0.1 CPUs=16 RealMemory=4096 State=UNKNOWN
+NodeName={node} NodeAddr=127.0.0.1 CPUs=18 RealMemory=4096 State=UNKNOWN
 PartitionName=test Nodes={node} Default=YES MaxTime=INFINITE State=UP
 """)
         sandbox.environment["SLURM_CONF"] = str(self.conf)
@@ -117,11 +117,11 @@ PartitionName=test Nodes={node} Default=YES MaxTime=INFINITE State=UP
         return self.ask("sbatch", "--parsable", "--array=0-1", "--time=10", ROOT / "deploy/slurm/workers.sbatch", QUERN_FARM=str(self.directory))
 
     def tasks_of(self, array):
-        """Task of the array -> (state, restarts, exit code)."""
+        """Task of the array -> (state, restarts, exit code); "" stands for a job that is none."""
         found = {}
         for line in self.ask("scontrol", "-o", "show", "job", array).splitlines():
             fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-            found[fields["ArrayTaskId"]] = (fields["JobState"], int(fields["Restarts"]), fields["ExitCode"])
+            found[fields.get("ArrayTaskId", "")] = (fields["JobState"], int(fields["Restarts"]), fields["ExitCode"])
         return found
 
 
@@ -132,15 +132,26 @@ class Farm:
         self.sandbox = sandbox
         self.address = f"unix:{sandbox.runtime}/quern.sock"
         sandbox.environment["QUERN_SERVER"] = self.address
-        (slurm.directory / "farm.env").write_text(f"QUERN_SERVER={self.address}\nQUERN_WORKER_FLAGS=\n")
-        self.process = sandbox.start([sandbox.programs.quernd, "--state-dir", sandbox.directory / "jobs", "--listen", self.address, "--allow-root",
-                                      sandbox.directory])
+        (slurm.directory / "farm.env").write_text(f"""QUERN_SERVER={self.address}
+QUERN_WORKER_FLAGS=
+QUERN_CLIENT_FLAGS=
+QUERND_STATE={sandbox.directory}/jobs
+QUERND_FLAGS="--listen {self.address} --allow-root {sandbox.directory}"
+""")
+        self.slurm = slurm
+        self.coordinator = slurm.ask("sbatch", "--parsable", ROOT / "deploy/slurm/coordinator.sbatch", QUERN_FARM=str(slurm.directory))
         wait_until(lambda: self.sandbox.run([sandbox.programs.quern, "jobs"])[0] == 0, "the coordinator answers")
 
     def ask(self, *arguments):
         status, out, err = self.sandbox.run([self.sandbox.programs.quern, *arguments, "--json"])
         check(status == 0, f"quern {' '.join(map(str, arguments))} failed with {status}: {out}{err}")
         return json.loads(out)
+
+    def stop(self):
+        self.slurm.ask("scancel", "--batch", "--signal=TERM", self.coordinator)
+        state = wait_until(lambda: next((s for s in self.slurm.tasks_of(self.coordinator).values() if s[0] not in ("RUNNING", "COMPLETING")), None),
+                           "the coordinator stops")
+        check(state == ("COMPLETED", 0, "0:0"), f"the coordinator ended as {state}")
 
     def progress(self, job):
         """(committed tasks, all tasks); checks that the job runs or has ended well."""
@@ -191,7 +202,7 @@ def test(arguments):
         for program in [programs.quern, programs.quernd, programs.worker]:
             (directory / "bin" / program.name).symlink_to(program)
         source = directory / "source"
-        status, _, err = sandbox.run([programs.quern, "synth", source, "--family", "laguna", "--layers", 3, "--experts", 96, "--hidden", 512,
+        status, _, err = sandbox.run([programs.quern, "synth", source, "--family", "laguna", "--layers", 3, "--experts", 72, "--hidden", 512,
                                       "--intermediate", 512, "--vocab", 1024, "--seed", 1])
         check(status == 0, f"synth failed with {status}: {err}")
         status, _, err = sandbox.run([programs.quern, "quantize", source, "-o", directory / "reference", *JOB])
@@ -244,9 +255,8 @@ def test(arguments):
             status, _, err = sandbox.run([ROOT / "deploy/slurm/run.sh", source, "-o", again, *JOB], cwd=slurm.directory)
             check(status == 0, f"run.sh ended with {status}: {err}")
             check_result(directory / "reference", again)
-            wait_until(lambda: not slurm.ask("squeue", "-h"), "the workers of run.sh leave")
-            farm.process.terminate()
-            check(farm.process.wait(30) == 0, "quernd ended badly")
+            wait_until(lambda: slurm.ask("squeue", "-h", "-o", "%A") == farm.coordinator, "the workers of run.sh leave")
+            farm.stop()
             print(f"slurm_test: {shards} tasks, {grants} grants: ok")
 
 
