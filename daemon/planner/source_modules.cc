@@ -341,8 +341,12 @@ class Gatherer {
       const bool own = format_.method() == "compressed-tensors" || dtype != DType::kF32;
       const ScaleType scale = own ? ScaleType::kWeight : ScaleType::kF32;
       const DType decoded = own ? dtype : DType::kBF16;
-      if (elements == 1) return std::pair(FloatSpec(8, Strategy::kTensor, 0, scale), decoded);
-      if (is_channel) return std::pair(FloatSpec(8, Strategy::kChannel, 0, scale), decoded);
+      if (elements == 1 || is_channel) {
+        SchemeSpec spec = FloatSpec(8, elements == 1 ? Strategy::kTensor : Strategy::kChannel, 0, scale);
+        // ModelOpt rounds its scales to the dtype of the weight before it multiplies.
+        if (!own && format_.method() == "modelopt") spec.convention = quant::Convention::kModelOpt;
+        return std::pair(spec, decoded);
+      }
       if (is_block) return std::pair(FloatSpec(8, Strategy::kBlock, kBlock, scale), decoded);
     }
     return Unreadable(absl::StrCat("FP8 [", rows, ", ", cols, "] with scales ", DTypeName(dtype), " [", absl::StrJoin(shape, ", "),

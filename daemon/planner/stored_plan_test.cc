@@ -372,6 +372,21 @@ TEST(StoredPlan, Fp8ScalesOfOtherForms) {
   EXPECT_EQ(Fates(plan).at("model.layers.0.a.input_scale").fate(), TensorFate::DROPPED);
 }
 
+TEST(StoredPlan, Fp8OfModelOptDecodesByItsConvention) {
+  TestCheckpoint source("");
+  source.set_config("{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}}");
+  source.Add({"model.layers.0.a.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"model.layers.0.a.weight_scale", {}, DType::kF32});
+  source.Add({"model.layers.0.b.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"model.layers.0.b.weight_scale", {256}, DType::kF32});
+  source.Write();
+  const auto units = Units(PlanOf(source.path(), kInt4));
+  for (const char* const name : {"model.layers.0.a", "model.layers.0.b"}) {
+    EXPECT_THAT(units.at(name).weight().decode_scheme(), testing::EndsWith("scale=f32 convention=modelopt")) << name;
+    EXPECT_EQ(units.at(name).weight().dtype(), "BF16") << name;
+  }
+}
+
 TEST(StoredPlan, Fp8ThatSaysTooLittleIsRefused) {
   TestCheckpoint source("llama");
   source.Add({"model.layers.0.a.weight", {256, 128}, DType::kF8E4M3});
