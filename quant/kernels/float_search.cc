@@ -46,8 +46,15 @@ struct Unit {
   }
 };
 
+// What is compared with an element: the product of value and scale as it is (ModelOpt), rounded to D, or to BF16 and then to D.
+enum class Compared { kProduct, kRounded, kRoundedThroughBf16 };
+
+// Of NVFP4 in compressed-tensors: BF16 values need no rounding to it before that to D.
+template <class D>
+constexpr Compared kComparedNvfp4 = std::is_same_v<D, scalar::Bf16> ? Compared::kRounded : Compared::kRoundedThroughBf16;
+
 // The scaled difference between x and what it decodes to.
-template <class D, int kBits, bool kRoundQuotient, bool kThroughBf16>
+template <class D, int kBits, bool kRoundQuotient, Compared kCompared>
 HWY_INLINE VF Difference(VF x, VF divisor, VF multiplier, VF factor) {
   VF t = hn::Div(x, divisor);
   if constexpr (kRoundQuotient) t = Elements<D>::Round(t);
@@ -58,18 +65,19 @@ HWY_INLINE VF Difference(VF x, VF divisor, VF multiplier, VF factor) {
     E2m1Codes(t, value);
   }
   VF y = hn::Mul(value, multiplier);
-  if constexpr (kThroughBf16) y = Elements<scalar::Bf16>::Round(y);
-  return hn::Mul(hn::Sub(Elements<D>::Round(y), x), factor);
+  if constexpr (kCompared == Compared::kRoundedThroughBf16) y = Elements<scalar::Bf16>::Round(y);
+  if constexpr (kCompared != Compared::kProduct) y = Elements<D>::Round(y);
+  return hn::Mul(hn::Sub(y, x), factor);
 }
 
 // Errors of the two blocks of a unit.
-template <class D, bool kThroughBf16, scalar::SearchNorm kNorm>
+template <class D, Compared kCompared, scalar::SearchNorm kNorm>
 HWY_INLINE void BlockErrors(const Unit<D>& unit, const float* divisors, const float* multipliers, const float* factors, float* errors) {
   VF sums[kPairs];
   for (int pair = 0; pair < kPairs; ++pair) {
     const VF divisor = OfPair<2>(divisors, pair), multiplier = OfPair<2>(multipliers, pair), factor = OfPair<2>(factors, pair);
-    const VF even = Difference<D, 4, false, kThroughBf16>(unit.even[pair], divisor, multiplier, factor);
-    const VF odd = Difference<D, 4, false, kThroughBf16>(unit.odd[pair], divisor, multiplier, factor);
+    const VF even = Difference<D, 4, false, kCompared>(unit.even[pair], divisor, multiplier, factor);
+    const VF odd = Difference<D, 4, false, kCompared>(unit.odd[pair], divisor, multiplier, factor);
     sums[pair] = hn::Add(ElementErrors<kNorm>(even, unit.weight_even[pair]), ElementErrors<kNorm>(odd, unit.weight_odd[pair]));
   }
   // The lanes of a block fold as those of scalar::SumErrors, whose upper half is empty.
@@ -86,7 +94,7 @@ HWY_INLINE void BlockErrors(const Unit<D>& unit, const float* divisors, const fl
 }
 
 // The best codes of the two blocks of a unit.
-template <class D, bool kThroughBf16, scalar::SearchNorm kNorm>
+template <class D, Compared kCompared, scalar::SearchNorm kNorm>
 HWY_INLINE void SearchUnit(const Unit<D>& unit, const scalar::ScaleTable& table, const scalar::CodeRange* codes, const float* factors,
                            scalar::BestCode* best) {
   int code[2], left[2];
@@ -103,7 +111,7 @@ HWY_INLINE void SearchUnit(const Unit<D>& unit, const scalar::ScaleTable& table,
       divisors[block] = table.scales[code[block]].divisor;
       multipliers[block] = table.scales[code[block]].multiplier;
     }
-    BlockErrors<D, kThroughBf16, kNorm>(unit, divisors, multipliers, factors, errors);
+    BlockErrors<D, kCompared, kNorm>(unit, divisors, multipliers, factors, errors);
     for (int block = 0; block < 2; ++block) {
       if (errors[block] < least[block]) {
         least[block] = errors[block];
@@ -132,7 +140,7 @@ HWY_INLINE void ForEachUnit(const unsigned char* elements, const float* importan
   }
 }
 
-template <class D, bool kThroughBf16, scalar::SearchNorm kNorm>
+template <class D, Compared kCompared, scalar::SearchNorm kNorm>
 void SearchRows(const FloatTile& tile, const scalar::RangeSearch& search) {
   const scalar::ScaleTable table(tile.format, tile.set_scale);
   for (int64_t row_index = 0; row_index < tile.rows; ++row_index) {
@@ -153,7 +161,7 @@ void SearchRows(const FloatTile& tile, const scalar::RangeSearch& search) {
         if (amax[block] != 0) codes[block] = scalar::CandidateCodes<D>(tile.format, search.norm, tile.set_scale, amax[block]);
       }
       scalar::BestCode best[2];
-      SearchUnit<D, kThroughBf16, kNorm>(Unit<D>(elements, importance, search.importance_factor), table, codes, factors, best);
+      SearchUnit<D, kCompared, kNorm>(Unit<D>(elements, importance, search.importance_factor), table, codes, factors, best);
       for (int block = 0; block < blocks; ++block) {
         const bool found = amax[block] != 0 && best[block].code >= 0;
         part.scales[block] = found ? table.bytes[best[block].code] : scalar::ScaleByte<D>(tile.format, tile.set_scale, amax[block]);
@@ -163,31 +171,28 @@ void SearchRows(const FloatTile& tile, const scalar::RangeSearch& search) {
   }
 }
 
-template <class D, bool kThroughBf16>
+template <class D, Compared kCompared>
 void SearchByNorm(const FloatTile& tile, const scalar::RangeSearch& search) {
   switch (search.norm) {
     case scalar::SearchNorm::kPower24:
-      return SearchRows<D, kThroughBf16, scalar::SearchNorm::kPower24>(tile, search);
+      return SearchRows<D, kCompared, scalar::SearchNorm::kPower24>(tile, search);
     case scalar::SearchNorm::kWeightedCube:
-      return SearchRows<D, kThroughBf16, scalar::SearchNorm::kWeightedCube>(tile, search);
+      return SearchRows<D, kCompared, scalar::SearchNorm::kWeightedCube>(tile, search);
     case scalar::SearchNorm::kSquare:
-      return SearchRows<D, kThroughBf16, scalar::SearchNorm::kSquare>(tile, search);
+      return SearchRows<D, kCompared, scalar::SearchNorm::kSquare>(tile, search);
   }
 }
 
 void SearchScalesOfTile(const FloatTile& tile, const scalar::RangeSearch& search) {
   WithFormat(tile.element, [&](auto d) {
     using D = decltype(d);
-    // BF16 values need no rounding to it before that to D.
-    constexpr bool kThroughBf16 = !std::is_same_v<D, scalar::Bf16>;
-    return tile.format.scaling == scalar::FloatScaling::kNvfp4 ? SearchByNorm<D, kThroughBf16>(tile, search)
-                                                               : SearchByNorm<D, false>(tile, search);
+    return tile.format.scaling == scalar::FloatScaling::kNvfp4 ? SearchByNorm<D, kComparedNvfp4<D>>(tile, search)
+                                                               : SearchByNorm<D, Compared::kProduct>(tile, search);
   });
 }
 
 template <class D>
 void LeastErrorsOfRow(const FloatTile& tile, const float* amax, float* errors) {
-  constexpr bool kThroughBf16 = !std::is_same_v<D, scalar::Bf16>;
   const scalar::ScaleTable table(tile.format, tile.set_scale);
   const auto work = [&](int64_t begin, const unsigned char* elements, const float*, int blocks) HWY_ATTR {
     const int64_t first = begin / 16;
@@ -201,7 +206,7 @@ void LeastErrorsOfRow(const FloatTile& tile, const float* amax, float* errors) {
       codes[block] = scalar::CandidateCodes<D>(tile.format, scalar::SearchNorm::kPower24, tile.set_scale, amax[first + block]);
     }
     scalar::BestCode best[2];
-    SearchUnit<D, kThroughBf16, scalar::SearchNorm::kPower24>(Unit<D>(elements, nullptr, 1), table, codes, factors, best);
+    SearchUnit<D, kComparedNvfp4<D>, scalar::SearchNorm::kPower24>(Unit<D>(elements, nullptr, 1), table, codes, factors, best);
     for (int block = 0; block < blocks; ++block) {
       errors[first + block] = best[block].code >= 0 ? static_cast<float>(best[block].error) : scalar::FloatOf(0x7F800000);
     }
@@ -230,8 +235,8 @@ void ErrorsOfRow(const FloatTile& tile, const scalar::RangeSearch& search, const
       const auto work = [&](int64_t, const unsigned char* elements, const float* importance, int) HWY_ATTR {
         const Unit<D> unit(elements, importance, search.importance_factor);
         for (int pair = 0; pair < kPairs; ++pair) {
-          const VF even = Difference<D, 8, kRoundQuotient, false>(unit.even[pair], divisor, multiplier, by);
-          const VF odd = Difference<D, 8, kRoundQuotient, false>(unit.odd[pair], divisor, multiplier, by);
+          const VF even = Difference<D, 8, kRoundQuotient, Compared::kRounded>(unit.even[pair], divisor, multiplier, by);
+          const VF odd = Difference<D, 8, kRoundQuotient, Compared::kRounded>(unit.odd[pair], divisor, multiplier, by);
           lanes.Add(pair, ElementErrors<kNorm>(even, unit.weight_even[pair]), ElementErrors<kNorm>(odd, unit.weight_odd[pair]));
         }
       };

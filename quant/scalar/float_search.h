@@ -74,7 +74,10 @@ struct FloatError {
 
   QUERN_HOST_DEVICE float operator()(int64_t i) const {
     const float x = D::ToFloat(ReplaceNonfinite<D>(LoadElement<D>(elements, begin + i)));
-    const float y = D::ToFloat(DequantizeFloat<D>(format, scale, QuantizeFloat<D>(format, scale, x)));
+    const uint8_t code = QuantizeFloat<D>(format, scale, x);
+    // ModelOpt compares products as they are.
+    const float y = format.scaling == FloatScaling::kModelOptNvfp4 ? DecodedFloat(format, scale, code)
+                                                                   : D::ToFloat(DequantizeFloat<D>(format, scale, code));
     return ElementError(search.norm, (y - x) * factor, search.Weight(begin + i));
   }
 };
