@@ -168,8 +168,9 @@ class QuantizePlanner {
     for (size_t m = 0; m < selection_.modules.size(); ++m) {
       const SelectedModule& module = selection_.modules[m];
       size_t index = blocks_.size();
-      if (!module.identity.fused_set.empty()) index = by_set.try_emplace(module.identity.fused_set, index).first->second;
-      std::string key = NaturalKey(module.identity.module);
+      const std::string& set = module.stack != nullptr ? module.stack->block : module.identity.fused_set;
+      if (!set.empty()) index = by_set.try_emplace(set, index).first->second;
+      std::string key = NaturalKey(module.stack != nullptr ? module.stack->module : module.identity.module);
       if (index == blocks_.size()) {
         blocks_.emplace_back();
         members_.emplace_back();
@@ -196,6 +197,12 @@ class QuantizePlanner {
       for (size_t r = 0; r < (*form)->regions.size(); ++r) {
         const quant::Region& region = (*form)->regions[r];
         block.bytes += (*form)->region_bytes[r];
+        if (module.stack != nullptr) {
+          if (module.slice.first != 0) continue;  // counted with the first of the stack
+          block.header_bytes += HeaderEntryBound(module.stack->tensor, module.stack->shape.size());
+          block.tensors += 1;
+          continue;
+        }
         block.tensors += 1;
         block.header_bytes += HeaderEntryBound(module.identity.module, region.shape.size()) + 1 + region.suffix.size();
       }
@@ -248,6 +255,10 @@ class QuantizePlanner {
     unit.set_scheme(SchemeText(module.scheme));
     for (size_t r = 0; r < form->regions.size(); ++r) {
       const quant::Region& region = form->regions[r];
+      if (module.stack != nullptr) {
+        AddToStack(module, region.dtype, writer, unit);
+        continue;
+      }
       writer.Place({absl::StrCat(module.identity.module, ".", region.suffix), region.dtype, region.shape, form->region_bytes[r]},
                    unit.add_outputs());
     }
@@ -281,6 +292,20 @@ class QuantizePlanner {
       return absl::OkStatus();
     }
     return added;
+  }
+
+  void AddToStack(const SelectedModule& module, DType dtype, ShardWriter& writer, quern::v1::QuantizeUnit& unit) {
+    const StackedOutput& stack = *module.stack;
+    if (module.slice.first == 0) {
+      writer.Place({stack.tensor, dtype, stack.shape, TensorBytes(dtype, stack.shape)}, unit.add_outputs());
+    } else {
+      writer.PlaceAgain(unit.add_outputs());
+    }
+    const auto element = static_cast<uint64_t>(BytesPerElement(dtype));
+    quern::v1::StackPlace& place = *unit.mutable_place();
+    place.set_offset(module.slice.first * element);
+    place.set_row_stride(static_cast<int64_t>(module.slice.row_stride * element));
+    place.set_col_stride(static_cast<int64_t>(module.slice.col_stride * element));
   }
 
   void AddCopied(const SelectedModule& module, size_t tensor, TaskSources& sources, ShardWriter& writer, uint64_t& to_read) {
