@@ -86,6 +86,7 @@ class CoordinatorTest : public testing::Test {
     options.store = store_.get();
     options.clock = Clock::Real();
     options.owner = "the test";
+    options.retry_backoff = absl::ZeroDuration();
     options.paths = std::move(paths);
     auto coordinator = Coordinator::Start(std::move(options));
     ASSERT_THAT(coordinator, IsOk());
