@@ -26,7 +26,7 @@ TEST(Audit, NoneAndAll) {
 TEST(Audit, LargerFractionKeepsWhatASmallerOneChooses) {
   int differs = 0;
   for (uint32_t task = 0; task < 1000; ++task) {
-    if (ChosenForAudit("identity", task, 0.1)) EXPECT_TRUE(ChosenForAudit("identity", task, 0.3));
+    EXPECT_LE(ChosenForAudit("identity", task, 0.1), ChosenForAudit("identity", task, 0.3));
     differs += ChosenForAudit("identity", task, 0.5) != ChosenForAudit("another", task, 0.5);
   }
   EXPECT_GT(differs, 300) << "the job's identity counts";

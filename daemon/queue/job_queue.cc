@@ -2,6 +2,7 @@
 #include "daemon/queue/job_queue.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,8 @@ using quern::v1::JobError;
 using quern::v1::Task;
 
 constexpr char kNextJobKey[] = "n";
+// Bytes of specs in one write. Those of a job that a crash kept from being added are written over by the next one, which has its number.
+constexpr size_t kSpecsAtOnce = 4 << 20;
 
 void SetTimestamp(int64_t ns, google::protobuf::Timestamp* timestamp) {
   timestamp->set_seconds(ns / 1'000'000'000);
@@ -877,10 +880,9 @@ uint64_t JobQueue::ReserveId() {
 }
 
 void JobQueue::AddJob(NewJob add, JobCallback done) {
+  auto adding = std::make_shared<Adding>();
   const uint64_t id = add.id;
-  // A hundred thousand tasks take a while: others are not kept waiting for it.
-  JobState made;
-  JobRecord& record = made.record;
+  JobRecord& record = adding->job.record;
   record.set_id(id);
   record.set_request_id(add.request_id);
   *record.mutable_spec() = std::move(add.spec);
@@ -890,27 +892,51 @@ void JobQueue::AddJob(NewJob add, JobCallback done) {
   record.set_max_failures(options_.max_failures);
   record.set_numerics_version(add.plan.numerics_version() != 0 ? add.plan.numerics_version() : options_.numerics_version);
   record.set_audit_fraction(add.audit_fraction);
-  made.sight = std::move(add.sight);
-  made.tasks.reserve(add.tasks.size());
+  adding->job.sight = std::move(add.sight);
+  adding->job.tasks.reserve(add.tasks.size());
+  adding->add = std::move(add);
+  adding->done = std::move(done);
+  AddSpecs(std::move(adding));
+}
+
+void JobQueue::AddSpecs(std::shared_ptr<Adding> adding) {
+  NewJob& add = adding->add;
+  JobState& made = adding->job;
   std::vector<StoreWrite> writes;
-  writes.reserve(2 * add.tasks.size() + 3);
-  const auto put = [&writes](std::string key, std::string value) {
-    writes.push_back({StoreWrite::Kind::kPut, std::move(key), std::move(value)});
-  };
-  put(JobKey('p', id), add.plan.SerializeAsString());
-  for (uint32_t i = 0; i < add.tasks.size(); ++i) {
-    TaskRecord task = MakeTaskRecord(add.tasks[i], add.first_attempt);
+  size_t bytes = 0;
+  // All of this is outside of the mutex: others are not kept waiting for a hundred thousand tasks.
+  while (made.tasks.size() < add.tasks.size() && bytes < kSpecsAtOnce) {
+    const auto i = static_cast<uint32_t>(made.tasks.size());
+    quern::v1::TaskSpec spec;
+    spec.Swap(&add.tasks[i]);  // a large plan must not be in memory twice
+    TaskRecord task = MakeTaskRecord(spec, add.first_attempt);
     if (task.has_output() && ChosenForAudit(add.plan.identity(), i, add.audit_fraction)) task.set_audit(TaskRecord::DUE);
-    put(TaskKey('s', id, i), add.tasks[i].SerializeAsString());
-    put(TaskKey('t', id, i), task.SerializeAsString());
+    adding->records.push_back({StoreWrite::Kind::kPut, TaskKey('t', add.id, i), task.SerializeAsString()});
+    writes.push_back({StoreWrite::Kind::kPut, TaskKey('s', add.id, i), spec.SerializeAsString()});
+    bytes += writes.back().value.size();
     AddTask(made, std::move(task));
-    // A large plan must not be in memory twice.
-    quern::v1::TaskSpec().Swap(&add.tasks[i]);
   }
+  if (made.tasks.size() < add.tasks.size()) {
+    {
+      MutexLock lock(&mutex_);
+      ++outside_;
+    }
+    options_.store->Write(std::move(writes), [this, adding](absl::Status status) {
+      if (status.ok()) {
+        AddSpecs(adding);
+      } else if (adding->done) {
+        adding->done(status);
+      }
+      RunDone();
+    });
+    return;
+  }
+  writes.insert(writes.end(), std::make_move_iterator(adding->records.begin()), std::make_move_iterator(adding->records.end()));
+  writes.push_back({StoreWrite::Kind::kPut, JobKey('p', add.id), add.plan.SerializeAsString()});
   Section section(this);
   writes_ = std::move(writes);
   Put(kNextJobKey, JobKey('n', next_job_).substr(1));
-  JobState& job = jobs_[id];
+  JobState& job = jobs_[add.id];
   job = std::move(made);
   if (add.finished) {
     SetState(job, Job::SUCCEEDED);
@@ -918,7 +944,7 @@ void JobQueue::AddJob(NewJob add, JobCallback done) {
     SetState(job, Job::QUEUED);
     if (job.tasks.empty()) MakeReady(job);
   }
-  SayJob(job, std::move(done));
+  SayJob(job, std::move(adding->done));
 }
 
 void JobQueue::GetJob(uint64_t id, JobCallback done) {

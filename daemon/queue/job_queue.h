@@ -164,7 +164,7 @@ class JobQueue {
 
   // A number that no job has had. Not durable: a number that never came to a job may be given again after a restart.
   uint64_t ReserveId();
-  // Stores the job, its plan and all tasks in one step.
+  // Stores the job, its plan and all tasks. It is there as a whole or not at all.
   void AddJob(NewJob job, JobCallback done);
   void GetJob(uint64_t job, JobCallback done);
   // Jobs in order of creation, `after` exclusive; at most `count`.
@@ -336,6 +336,14 @@ class JobQueue {
     uint64_t waiter_order = 0;
   };
 
+  // A job on its way into the store.
+  struct Adding {
+    NewJob add;
+    JobState job;
+    std::vector<StoreWrite> records;  // of tasks
+    JobCallback done;
+  };
+
   // How a worker gets at the files of a job.
   struct Access {
     bool possible = true;
@@ -375,6 +383,8 @@ class JobQueue {
   void RunDone();
   void Log(std::string line) QUERN_REQUIRES(mutex_);
 
+  // Writes the specs that are left, some at a time, and then the job.
+  void AddSpecs(std::shared_ptr<Adding> adding);
   JobState* FindJob(uint64_t id) QUERN_REQUIRES(mutex_);
   Attempt* FindAttempt(const AttemptRef& ref) QUERN_REQUIRES(mutex_);
   quern::v1::Job Snapshot(const JobState& job) const QUERN_REQUIRES(mutex_);
