@@ -124,8 +124,8 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  for (const auto& [flag, text, value] : {std::tuple("--lease", &lease, &flags.lease),
-                                          std::tuple("--keep-jobs-for", &keep_jobs_for, &flags.keep_jobs_for)}) {
+  for (const auto& [flag, text, value] :
+       {std::tuple("--lease", &lease, &flags.lease), std::tuple("--keep-jobs-for", &keep_jobs_for, &flags.keep_jobs_for)}) {
     if (text->empty()) continue;
     if (!absl::ParseDuration(*text, value) || *value < absl::Seconds(1)) {
       fprintf(stderr, "quernd: %s %s: give a time of a second at least, such as 30s or 720h\n", flag, text->c_str());

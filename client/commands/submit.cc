@@ -38,8 +38,10 @@ class SubmitCommand : public ServerCommand {
     app.add_option("--reader", reader_, "How workers read files: auto, direct, buffered or mmap")
         ->check(CLI::IsMember({"auto", "direct", "buffered", "mmap"}))
         ->type_name("MODE");
-    app.add_option("--priority", priority_, "A job with a higher number goes first; equal ones share the workers (default 0)")->type_name("N");
-    app.add_option("--audit", audit_, "Run so many of the tasks again on another worker and compare the bytes: 1%, or 0.01")->type_name("P");
+    app.add_option("--priority", priority_, "A job with a higher number goes first; equal ones share the workers (default 0)")
+        ->type_name("N");
+    app.add_option("--audit", audit_, "Run so many of the tasks again on another worker and compare the bytes: 1%, or 0.01")
+        ->type_name("P");
     app.add_flag("--detach", detach_, "Print the job's name, and nothing else, and do not wait for its end");
     ServerCommand::AddOptions(app);
   }

@@ -840,12 +840,12 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
   JobError error;
   error.set_reason("DATA_LOSS");
   error.set_task(TaskName(job.record.id(), task));
-  error.set_message(absl::StrCat(
-      "task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ", HexDigest(sha256),
-      ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ", HexDigest(record.sha256()),
-      " from the same input: one of the two machines computes or stores wrongly. Compare ",
-      options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
-      ", take that machine out (quern cordon), then run the job again: this task is done anew"));
+  error.set_message(
+      absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
+                   HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
+                   HexDigest(record.sha256()), " from the same input: one of the two machines computes or stores wrongly. Compare ",
+                   options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
+                   ", take that machine out (quern cordon), then run the job again: this task is done anew"));
   Log(absl::StrCat("DATA LOSS: ", error.message()));
   if (job.record.state() == Job::SUCCEEDED) return;
   Uncommit(job, task, Task::FAILED);
@@ -975,6 +975,7 @@ void JobQueue::PauseJob(uint64_t id, JobCallback done) {
   if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
   const Job::State state = job->record.state();
   if (state == Job::QUEUED || state == Job::RUNNING) {
+    job->held = false;  // whoever resumes it looks at its source
     SetState(*job, Job::PAUSED);
   } else if (state != Job::PAUSED) {
     return SayError(absl::FailedPreconditionError(absl::StrCat(JobName(id), " is ", Job::State_Name(state), " and cannot be paused")),
@@ -993,6 +994,7 @@ void JobQueue::CancelJob(uint64_t id, JobCallback done) {
                     std::move(done));
   }
   if (state != Job::CANCELLING && state != Job::CANCELLED) {
+    job->held = false;
     StopAttempts(*job, "the job was cancelled");
     SetState(*job, job->granted == 0 ? Job::CANCELLED : Job::CANCELLING);
   }

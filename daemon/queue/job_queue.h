@@ -15,9 +15,11 @@
 // Who gets what. A worker with a free slot is served from the job with the highest priority; among equals from the one with the fewest
 // attempts running, then from the one served longest ago. From a job it gets, first that applies:
 //   - an audit that is due (below);
-//   - the first PENDING task that fits its memory and can finish before it leaves. A task whose attempt failed waits (retry_backoff, doubled
+//   - the first PENDING task that fits its memory and can finish before it leaves. A task whose attempt failed waits (retry_backoff,
+//   doubled
 //     with each failure), and for a lease after that it goes to another worker than the one it failed on, if there is one;
-//   - when no job has either: a second try (STRAGGLER) at a running task that, by its progress and by how long the job's finished tasks took,
+//   - when no job has either: a second try (STRAGGLER) at a running task that, by its progress and by how long the job's finished tasks
+//   took,
 //     would take longer to end than to do again. One second try a task.
 // It gets nothing of a job with another numerics version than its own, nothing of a job whose files it neither sees nor can stream, and
 // nothing at all while it is cordoned, set aside, draining, or without a device that passed its self-test. A worker is set aside after
@@ -272,9 +274,9 @@ class JobQueue {
     PendingTasks pending;                                   // PENDING and not delayed
     std::set<std::pair<absl::Duration, uint32_t>> delayed;  // PENDING, with the time from which on they may be granted
     std::map<uint32_t, Trouble> trouble;
-    std::set<uint32_t> live;         // tasks with attempts in memory
-    uint32_t granted = 0;            // attempts that are GRANTED
-    std::set<uint32_t> stragglers;   // tasks that are worth a second try now
+    std::set<uint32_t> live;                    // tasks with attempts in memory
+    uint32_t granted = 0;                       // attempts that are GRANTED
+    std::set<uint32_t> stragglers;              // tasks that are worth a second try now
     std::map<uint32_t, absl::Duration> audits;  // committed tasks whose audit is due and not under way, since when
     uint32_t audits_left = 0, audits_passed = 0;
     Totals totals;
@@ -503,8 +505,8 @@ class JobQueue {
   uint64_t next_job_ QUERN_GUARDED_BY(mutex_) = 1;
   uint64_t revision_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t next_waiter_ QUERN_GUARDED_BY(mutex_) = 1;
-  std::set<uint64_t> active_ QUERN_GUARDED_BY(mutex_);                // jobs that have not ended
-  std::map<uint64_t, std::string> waiters_ QUERN_GUARDED_BY(mutex_);  // order of arrival -> worker
+  std::set<uint64_t> active_ QUERN_GUARDED_BY(mutex_);                     // jobs that have not ended
+  std::map<uint64_t, std::string> waiters_ QUERN_GUARDED_BY(mutex_);       // order of arrival -> worker
   std::map<uint64_t, std::string> idle_waiters_ QUERN_GUARDED_BY(mutex_);  // of them, those with a free slot
   std::unordered_map<uint64_t, std::string> tickets_ QUERN_GUARDED_BY(mutex_);
   // Which waiting calls are to be looked at when the section ends.

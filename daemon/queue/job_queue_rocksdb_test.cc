@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <compare>
 #include <cstdlib>
 #include <deque>
 #include <iostream>
@@ -397,9 +398,9 @@ struct Model {
   }
 };
 
-class Run {
+class ModelRun {
  public:
-  explicit Run(uint64_t seed) : random_(seed) {
+  explicit ModelRun(uint64_t seed) : random_(seed) {
     auto made = TempDir::Make("quern-model-test");
     EXPECT_THAT(made, IsOk());
     directory_ = std::make_unique<TempDir>(*std::move(made));
@@ -541,8 +542,10 @@ class Run {
       task.set_index(i);
       task.mutable_write_shard();
       task.set_minimum_memory((16 + Below(2)) * kMiB);
-      if (ChosenForAudit(add.plan.identity(), i, add.audit_fraction)) job.tasks.emplace_back().audit = TaskRecord::DUE;
-      else job.tasks.emplace_back();
+      if (ChosenForAudit(add.plan.identity(), i, add.audit_fraction))
+        job.tasks.emplace_back().audit = TaskRecord::DUE;
+      else
+        job.tasks.emplace_back();
     }
     queue_->AddJob(std::move(add), nullptr);
     Conclude(before);
@@ -832,7 +835,7 @@ TEST(JobQueueOverRocksDb, IsInTheStateOfTheModelAfterRandomOperationsAndCrashes)
   int crashes = 0, grants = 0, audits = 0, ended = 0;
   for (uint64_t seed = first; seed < first + runs; ++seed) {
     SCOPED_TRACE(absl::StrCat("QUERN_SEED=", seed));
-    Run run(seed);
+    ModelRun run(seed);
     run.Steps(250);
     crashes += run.crashes;
     grants += run.grants;

@@ -81,10 +81,9 @@ bool JobQueue::GrantFrom(WorkerState& worker, JobState& job, const Access& acces
     Grant(worker, job, task, quern::v1::AUDIT, access, response, specs);
     return true;
   }
-  const std::optional<uint32_t> task =
-      job.pending.First(worker.info.memory(), kLooks, [&](uint32_t index) QUERN_NO_THREAD_SAFETY_ANALYSIS {
-        return CanFinish(worker, job, job.tasks[index].record) && !IsAvoided(worker, job, index);
-      });
+  const std::optional<uint32_t> task = job.pending.First(worker.info.memory(), kLooks, [&](uint32_t index) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+    return CanFinish(worker, job, job.tasks[index].record) && !IsAvoided(worker, job, index);
+  });
   if (task.has_value()) {
     Grant(worker, job, *task, quern::v1::WORK, access, response, specs);
     return true;

@@ -16,8 +16,7 @@ constexpr double kNewestShare = 0.3;
 }  // namespace
 
 bool JobQueue::IsDraining(const WorkerState& worker) const {
-  return worker.info.draining() ||
-         (!worker.info.incarnation().empty() && worker.standing.drain_incarnation() == worker.info.incarnation());
+  return worker.info.draining() || (!worker.info.incarnation().empty() && worker.standing.drain_incarnation() == worker.info.incarnation());
 }
 
 std::string JobQueue::CannotWork(const WorkerState& worker) const {
@@ -144,14 +143,19 @@ quern::v1::Worker JobQueue::DescribeWorker(const std::string& name, const Worker
   worker.set_name(WorkerName(name));
   worker.set_host(state.info.host());
   worker.set_incarnation(state.info.incarnation());
+  // One that only the records of attempts tell of has not called yet.
+  const bool heard = state.here_since != absl::Time();
+  const bool lost = state.lost || !heard;
   worker.set_detail(NotReady(state));
-  worker.set_state(state.lost                        ? "lost"
-                   : IsDraining(state)               ? "draining"
-                   : state.standing.cordoned()       ? "cordoned"
-                   : state.standing.set_aside()      ? "set aside"
-                   : !worker.detail().empty()        ? "unusable"
-                                                     : "ready");
-  if (state.lost && !state.standing.cordoned() && !state.standing.set_aside()) worker.set_detail("it has not been heard of");
+  worker.set_state(lost                         ? "lost"
+                   : IsDraining(state)          ? "draining"
+                   : state.standing.cordoned()  ? "cordoned"
+                   : state.standing.set_aside() ? "set aside"
+                   : !worker.detail().empty()   ? "unusable"
+                                                : "ready");
+  if (lost && !state.standing.cordoned() && !state.standing.set_aside()) {
+    worker.set_detail(heard ? "it has not been heard of for a lease" : "it has not been heard of since this coordinator started");
+  }
   worker.set_memory(state.info.memory());
   worker.set_threads(state.info.threads());
   for (const quern::v1::Device& device : state.info.devices()) {

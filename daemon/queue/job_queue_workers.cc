@@ -385,9 +385,10 @@ void JobQueue::AnswerWorker(WorkerState& worker, bool even_without_news) {
   auto done = std::move(worker.waiter->done);
   RemoveWaiter(worker);
   // "Go on" tells nothing that a crash could make untrue, and is not kept waiting for what others have changed.
-  const bool tells = response.acknowledged_size() > 0 || !specs.empty() || !writes_.empty() ||
-                     (response.desired_state() == quern::v1::DRAIN && !worker.info.draining()) ||
-                     std::any_of(response.attempts().begin(), response.attempts().end(), [](const auto& attempt) { return attempt.stop(); });
+  const bool tells =
+      response.acknowledged_size() > 0 || !specs.empty() || !writes_.empty() ||
+      (response.desired_state() == quern::v1::DRAIN && !worker.info.draining()) ||
+      std::any_of(response.attempts().begin(), response.attempts().end(), [](const auto& attempt) { return attempt.stop(); });
   if (!tells && broken_.ok() && !shut_down_) {
     after_unlock_.push_back([done = std::move(done), response = std::move(response)]() mutable { done(std::move(response)); });
     return;
@@ -516,8 +517,8 @@ void JobQueue::Tick() {
     }
     if (worker.waiter.has_value() && worker.waiter->deadline <= now) AnswerWorker(worker, true);
     const bool remembered = worker.standing.cordoned() || worker.standing.set_aside();
-    const bool forget = worker.lost && !remembered && worker.granted.empty() && !worker.waiter.has_value() &&
-                        now - worker.last_seen >= kForgetWorkerAfter;
+    const bool forget =
+        worker.lost && !remembered && worker.granted.empty() && !worker.waiter.has_value() && now - worker.last_seen >= kForgetWorkerAfter;
     it = forget ? workers_.erase(it) : std::next(it);
   }
   if (now < next_chores_) return;

@@ -36,7 +36,8 @@ class SchedulingTest : public JobQueueTest {
   // What the call grants, in order.
   std::vector<quern::v1::DesiredAttempt> Grants(const SynchronizeRequest& request) {
     std::vector<quern::v1::DesiredAttempt> grants;
-    for (const auto& attempt : Sync(request).attempts()) {
+    const SynchronizeResponse response = Sync(request);
+    for (const auto& attempt : response.attempts()) {
       if (attempt.has_spec()) grants.push_back(attempt);
     }
     return grants;
@@ -192,6 +193,8 @@ TEST_F(SchedulingTest, WorkerThatFailsEverythingIsSetAsideUntilItIsUncordoned) {
   QUERN_ASSERT_OK(Uncordon("bad"));
   EXPECT_THAT(Grants(Worker("bad", 1, "second")), SizeIs(1));
   Restart();
+  EXPECT_EQ(WorkerNamed("bad").state(), "lost") << "it has not called this coordinator yet";
+  Sync(Worker("bad", 1, "second"));
   EXPECT_EQ(WorkerNamed("bad").state(), "ready");
 }
 
@@ -363,7 +366,8 @@ TEST_F(SchedulingTest, BlindWorkerGetsTasksOnceItsFilesCanBeStreamed) {
   add.sight = {source, output};
   Add(std::move(add));
   SynchronizeRequest request = Worker("far");
-  for (const auto& challenge : Sync(request).challenges()) {
+  const SynchronizeResponse asked = Sync(request);
+  for (const auto& challenge : asked.challenges()) {
     quern::v1::SightAnswer& answer = *request.add_sight();
     answer.set_job(challenge.job());
     answer.set_what(challenge.what());
@@ -475,7 +479,7 @@ TEST_F(StragglerTest, SecondTryThatFailsEndsNothing) {
   EXPECT_THAT(ready_, ElementsAre(job_));
 }
 
-TEST_F(SchedulingTest, NoSecondTryWhileTasksWaitOrPeersAreFew) {
+TEST_F(SchedulingTest, NoSecondTryWhilePeersAreFew) {
   AddTasks(4);
   for (int i = 0; i < 2; ++i) CompleteAndRest(Worker("fast"), Granted(Worker("fast")), 10);
   Granted(Worker("slow"));
@@ -530,8 +534,8 @@ TEST_F(AuditTest, OtherBytesFailTheJobAndNameBothWorkers) {
   EXPECT_EQ(failed.state(), Job::FAILED);
   EXPECT_EQ(failed.error().reason(), "DATA_LOSS");
   EXPECT_EQ(failed.error().task(), TaskName(job, 0));
-  EXPECT_THAT(failed.error().message(), testing::AllOf(HasSubstr("task 0 (shard 0): worker b (attempt 2)"), HasSubstr("worker a (attempt 1)"),
-                                                       HasSubstr("/out/0.1"), HasSubstr("/out/0.2")));
+  EXPECT_THAT(failed.error().message(), testing::AllOf(HasSubstr("task 0 (shard 0): worker b (attempt 2)"),
+                                                       HasSubstr("worker a (attempt 1)"), HasSubstr("/out/0.1"), HasSubstr("/out/0.2")));
   EXPECT_THAT(removed_, IsEmpty()) << "both files stay";
   EXPECT_EQ(failed.progress().tasks_done(), 0);
   Restart();
@@ -564,8 +568,8 @@ TEST_F(AuditTest, SameWorkerLeavesTheAuditToAnotherThatIsBusy) {
   for (int i = 0; i < 4; ++i) {
     Wait(absl::Seconds(15));
     Sync(With(Worker("b"), id, AttemptStatus::RUNNING));
-    SynchronizeRequest two = Worker("a", 2);
-    for (const auto& attempt : Sync(two).attempts()) EXPECT_NE(attempt.purpose(), quern::v1::AUDIT);
+    const SynchronizeResponse response = Sync(Worker("a", 2));
+    for (const auto& attempt : response.attempts()) EXPECT_NE(attempt.purpose(), quern::v1::AUDIT);
   }
 }
 
@@ -656,6 +660,15 @@ TEST_F(SchedulingTest, RenewalDoesNotWaitForTheStore) {
   EXPECT_FALSE((**renewal)->attempts(0).stop());
   store_.Sync();
   EXPECT_TRUE(grant->has_value());
+}
+
+TEST_F(SchedulingTest, JobThatIsPausedOrCancelledBeforeItsSourceWasLookedAtStaysSo) {
+  const uint64_t paused = Add(MakeJob(1, "/a")), cancelled = Add(MakeJob(1, "/b"));
+  Restart(/*release=*/false);
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, paused));
+  QUERN_ASSERT_OK(Call(&JobQueue::CancelJob, cancelled));
+  EXPECT_THAT(queue_->HeldJobs(), IsEmpty());
+  EXPECT_EQ(Get(paused).state(), Job::PAUSED);
 }
 
 TEST_F(SchedulingTest, EndedJobsExpireByAgeAndCount) {

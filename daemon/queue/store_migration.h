@@ -13,8 +13,8 @@ namespace quern::daemon {
 // store.proto says what each version added.
 inline constexpr uint32_t kStoreVersion = 2;
 
-// Makes `store` one of kStoreVersion: an empty one is marked, an older one is migrated in one write, which may be large. FAILED_PRECONDITION
-// for a newer one, DATA_LOSS for records without a version; neither is changed. `name` is for messages. Blocks.
+// Makes `store` one of kStoreVersion: an empty one is marked, an older one is migrated in one write, which may be large.
+// FAILED_PRECONDITION for a newer one, DATA_LOSS for records without a version; neither is changed. `name` is for messages. Blocks.
 absl::Status PrepareStore(JobStore* store, const std::string& name);
 
 }  // namespace quern::daemon

@@ -47,8 +47,9 @@ std::vector<StoreWrite> RecordsOfVersion1() {
   task.set_next_attempt(2);
   task.set_committed_attempt(1);
   task.set_has_output(true);
-  return {Put("v", version.SerializeAsString()), Put(JobKey('j', 7), job.SerializeAsString()), Put(JobKey('p', 7), plan.SerializeAsString()),
-          Put(TaskKey('t', 7, 0), task.SerializeAsString()), Put("n", JobKey('n', 8).substr(1))};
+  return {Put("v", version.SerializeAsString()), Put(JobKey('j', 7), job.SerializeAsString()),
+          Put(JobKey('p', 7), plan.SerializeAsString()), Put(TaskKey('t', 7, 0), task.SerializeAsString()),
+          Put("n", JobKey('n', 8).substr(1))};
 }
 
 TEST(StoreMigration, EmptyStoreIsMarked) {

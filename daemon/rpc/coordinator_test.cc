@@ -760,9 +760,10 @@ TEST_F(CoordinatorTest, AuditedTaskIsRunByAnotherWorkerAndLeavesNoFile) {
   EXPECT_EQ(ended.progress().tasks_audited(), tasks);
   EXPECT_FALSE(FileExists(JoinPath(output_, ".quern/attempts")));
   int audits = 0;
-  for (const auto& grant : RunJson().at("grants")) audits += grant.at("purpose") == "audit";
+  const nlohmann::json run = RunJson();
+  for (const auto& grant : run.at("grants")) audits += grant.at("purpose") == "audit";
   EXPECT_EQ(audits, static_cast<int>(tasks));
-  EXPECT_EQ(RunJson().at("commits").size(), tasks);
+  EXPECT_EQ(run.at("commits").size(), tasks);
 }
 
 TEST_F(CoordinatorTest, AuditsOutsideOfTheRangeOrOfAVerificationAreRefused) {
