@@ -73,7 +73,9 @@ class HeldStore : public JobStore {
   // The writes reach the disk or they do not; nobody hears of it either way.
   void Crash(bool written) {
     for (std::optional<Batch> batch = Next(); batch.has_value(); batch = Next()) {
-      if (written) EXPECT_THAT(store_->WriteSync(std::move(batch->writes)), IsOk());
+      if (written) {
+        EXPECT_THAT(store_->WriteSync(std::move(batch->writes)), IsOk());
+      }
       batch->done(absl::UnavailableError("crashed"));
     }
   }
@@ -521,7 +523,9 @@ class ModelRun {
     }
     for (const quern::v1::Worker& worker : queue_->ListWorkers()) {
       const std::string name = worker.name().substr(8);
-      if (worker.state() != "lost") EXPECT_EQ(worker.state() == "cordoned", model_.cordoned.count(name) > 0) << name;
+      if (worker.state() != "lost") {
+        EXPECT_EQ(worker.state() == "cordoned", model_.cordoned.count(name) > 0) << name;
+      }
     }
   }
 
@@ -578,7 +582,9 @@ class ModelRun {
       if (record.purpose() == quern::v1::AUDIT) {
         ++audits;
         EXPECT_TRUE(task.AuditWaits());
-        if (task.committed_by == name) EXPECT_GE(model_.now - task.due_since, kPatience);
+        if (task.committed_by == name) {
+          EXPECT_GE(model_.now - task.due_since, kPatience);
+        }
       } else {
         EXPECT_EQ(record.purpose(), quern::v1::WORK);
         EXPECT_EQ(task.state, Task::PENDING);
