@@ -14,13 +14,17 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/commit_check.h"
@@ -84,7 +88,13 @@ class CoordinatorTest : public testing::Test {
   void Start(PathPolicy paths = PathPolicy::Everything()) {
     CoordinatorOptions options;
     options.store = store_.get();
-    options.clock = Clock::Real();
+    options.clock = clock_;
+    options.keep_jobs = keep_jobs_;
+    options.keep_jobs_for = keep_jobs_for_;
+    options.log = [this](const std::string& line) {
+      MutexLock lock(&log_mutex_);
+      log_.push_back(line);
+    };
     options.owner = "the test";
     options.retry_backoff = absl::ZeroDuration();
     options.paths = std::move(paths);
@@ -249,6 +259,13 @@ class CoordinatorTest : public testing::Test {
     EXPECT_THAT(Sync(request).acknowledged(), SizeIs(1));
   }
 
+  void WaitForLog(const std::string& text) {
+    for (bool found = false; !found; std::this_thread::yield()) {
+      MutexLock lock(&log_mutex_);
+      for (const std::string& line : log_) found |= absl::StrContains(line, text);
+    }
+  }
+
   nlohmann::json RunJson() {
     auto text = ReadFileToString(JoinPath(output_, ".quern/run.json"));
     EXPECT_THAT(text, IsOk());
@@ -257,6 +274,11 @@ class CoordinatorTest : public testing::Test {
 
   std::unique_ptr<TempDir> directory_;
   std::string source_, output_;
+  Clock* clock_ = Clock::Real();
+  size_t keep_jobs_ = SIZE_MAX;
+  absl::Duration keep_jobs_for_ = absl::InfiniteDuration();
+  Mutex log_mutex_;
+  std::vector<std::string> log_ QUERN_GUARDED_BY(log_mutex_);
   std::unique_ptr<JobStore> store_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Server> server_;
@@ -825,6 +847,45 @@ TEST_F(CoordinatorTest, WorkersAreCordonedAndDrainedByName) {
   cordon.set_name("nobody");
   grpc::ClientContext fifth;
   EXPECT_EQ(jobs_->CordonWorker(&fifth, cordon, &worker).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(CoordinatorTest, EndedJobsExpireWithWhatTheyLeft) {
+  ManualClock clock;
+  clock_ = &clock;
+  keep_jobs_ = 1;
+  Restart();
+  const Job first = MustCreate(Request());
+  grpc::ClientContext context;
+  quern::v1::CancelJobRequest cancel;
+  cancel.set_name(first.name());
+  Job job;
+  ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &job).ok());
+  EXPECT_TRUE(FileExists(JoinPath(output_, ".quern/attempts")));
+  clock.Advance(absl::Minutes(2));
+  output_ = JoinPath(directory_->path(), "another");
+  const Job second = MustCreate(Request());
+  RunTasks(second.progress().tasks_total());
+  EXPECT_EQ(WaitForEnd(second.name()).state(), Job::SUCCEEDED);
+  clock.Advance(absl::Minutes(2));
+  WaitForLog(absl::StrCat(first.name(), " has expired and is forgotten"));
+  EXPECT_FALSE(FileExists(JoinPath(directory_->path(), "out/.quern/attempts")));
+  EXPECT_EQ(Get(second.name()).state(), Job::SUCCEEDED) << "the newest is kept";
+}
+
+TEST_F(CoordinatorTest, WallClockThatJumpsMakesNoJobExpire) {
+  ManualClock clock;
+  clock_ = &clock;
+  keep_jobs_for_ = absl::Hours(24);
+  Restart();
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total());
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  clock.JumpWall(absl::Hours(24 * 365));
+  clock.Advance(absl::Minutes(2));
+  WaitForLog("the wall clock has jumped");
+  EXPECT_EQ(Get(job.name()).state(), Job::SUCCEEDED);
+  clock.Advance(absl::Hours(25));
+  WaitForLog("has expired and is forgotten");
 }
 
 TEST_F(CoordinatorTest, UnknownJobsAndNamesAreErrors) {
