@@ -274,6 +274,7 @@ class CoordinatorTest : public testing::Test {
 
   std::unique_ptr<TempDir> directory_;
   std::string source_, output_;
+  ManualClock manual_clock_;
   Clock* clock_ = Clock::Real();
   size_t keep_jobs_ = SIZE_MAX;
   absl::Duration keep_jobs_for_ = absl::InfiniteDuration();
@@ -850,8 +851,7 @@ TEST_F(CoordinatorTest, WorkersAreCordonedAndDrainedByName) {
 }
 
 TEST_F(CoordinatorTest, EndedJobsExpireWithWhatTheyLeft) {
-  ManualClock clock;
-  clock_ = &clock;
+  clock_ = &manual_clock_;
   keep_jobs_ = 1;
   Restart();
   const Job first = MustCreate(Request());
@@ -861,30 +861,29 @@ TEST_F(CoordinatorTest, EndedJobsExpireWithWhatTheyLeft) {
   Job job;
   ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &job).ok());
   EXPECT_TRUE(FileExists(JoinPath(output_, ".quern/attempts")));
-  clock.Advance(absl::Minutes(2));
+  manual_clock_.Advance(absl::Minutes(2));
   output_ = JoinPath(directory_->path(), "another");
   const Job second = MustCreate(Request());
   RunTasks(second.progress().tasks_total());
   EXPECT_EQ(WaitForEnd(second.name()).state(), Job::SUCCEEDED);
-  clock.Advance(absl::Minutes(2));
+  manual_clock_.Advance(absl::Minutes(2));
   WaitForLog(absl::StrCat(first.name(), " has expired and is forgotten"));
   EXPECT_FALSE(FileExists(JoinPath(directory_->path(), "out/.quern/attempts")));
   EXPECT_EQ(Get(second.name()).state(), Job::SUCCEEDED) << "the newest is kept";
 }
 
 TEST_F(CoordinatorTest, WallClockThatJumpsMakesNoJobExpire) {
-  ManualClock clock;
-  clock_ = &clock;
+  clock_ = &manual_clock_;
   keep_jobs_for_ = absl::Hours(24);
   Restart();
   const Job job = MustCreate(Request());
   RunTasks(job.progress().tasks_total());
   EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
-  clock.JumpWall(absl::Hours(24 * 365));
-  clock.Advance(absl::Minutes(2));
+  manual_clock_.JumpWall(absl::Hours(24 * 365));
+  manual_clock_.Advance(absl::Minutes(2));
   WaitForLog("the wall clock has jumped");
   EXPECT_EQ(Get(job.name()).state(), Job::SUCCEEDED);
-  clock.Advance(absl::Hours(25));
+  manual_clock_.Advance(absl::Hours(25));
   WaitForLog("has expired and is forgotten");
 }
 
