@@ -1,7 +1,9 @@
 // The only file that knows RocksDB. Its errors become Status here.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,7 @@
 #include "daemon/queue/job_store.h"
 #include "daemon/queue/store_migration.h"
 #include "rocksdb/cache.h"
+#include "rocksdb/convenience.h"
 #include "rocksdb/db.h"
 #include "rocksdb/options.h"
 #include "rocksdb/table.h"
@@ -73,7 +76,10 @@ rocksdb::Options StoreOptions() {
   options.keep_log_file_num = 2;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
-  options.compression = rocksdb::kNoCompression;
+  // Plans are mostly names and padding.
+  const std::vector<rocksdb::CompressionType> known = rocksdb::GetSupportedCompressions();
+  const bool lz4 = std::find(known.begin(), known.end(), rocksdb::kLZ4Compression) != known.end();
+  options.compression = lz4 ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = rocksdb::NewLRUCache(4 << 20);
   table.cache_index_and_filter_blocks = true;
