@@ -21,6 +21,7 @@
 #include "daemon/rpc/coordinator.h"
 #include "daemon/rpc/server.h"
 #include "grpc/grpc.h"
+#include "spdlog/async.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
@@ -82,7 +83,8 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   options.keep_jobs = flags.keep_jobs;
   options.log = [](const std::string& line) { spdlog::info("{}", line); };
   options.on_broken = [](absl::Status status) {
-    spdlog::critical("the job store failed, nothing can be promised any more: {}", status.ToString());
+    // The log's own thread would not get to it.
+    fprintf(stderr, "quernd: the job store failed, nothing can be promised any more: %s\n", status.ToString().c_str());
     // Clients see the connection end, and a new process goes on from what is durable.
     _exit(kExitFailed);
   };
@@ -146,8 +148,6 @@ int Main(int argc, char** argv) {
       return kExitUsage;
     }
   }
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("quernd"));
-  spdlog::set_level(flags.is_private ? spdlog::level::warn : spdlog::level::info);
   // Plans are large and short-lived: with an arena for each thread they would stay.
   mallopt(M_ARENA_MAX, 2);
   sigset_t signals;
@@ -155,13 +155,15 @@ int Main(int argc, char** argv) {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before gRPC has threads, so that they have them blocked too
+  // On a thread of its own: a disk that is busy, or a slow reader of the log, must not hold up renewals.
+  spdlog::set_default_logger(spdlog::stderr_logger_mt<spdlog::async_factory>("quernd"));
+  spdlog::set_level(flags.is_private ? spdlog::level::warn : spdlog::level::info);
   // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
   grpc_init();
-  if (const absl::Status status = Serve(flags, signals); !status.ok()) {
-    spdlog::critical("{}", std::string(status.message()));
-    return kExitFailed;
-  }
-  return 0;
+  const absl::Status status = Serve(flags, signals);
+  if (!status.ok()) spdlog::critical("{}", std::string(status.message()));
+  spdlog::shutdown();
+  return status.ok() ? 0 : kExitFailed;
 }
 
 }  // namespace

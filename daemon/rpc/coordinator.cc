@@ -553,6 +553,7 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
                           quant::kNumericsVersion, ": finish it with the version of Quern that began it, or start over with --overwrite")),
                       "NUMERICS_CHANGED");
   }
+  const bool held = queue_->IsHeld(id);
   QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(id));
   // With a spec the caller has looked already.
   if (!spec.has_value()) QUERN_RETURN_IF_ERROR(CheckIdentity(record->spec(), plan));
@@ -566,6 +567,10 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
   if (request != nullptr) {
     options.audit_fraction = request->audit_fraction();
     options.identity = plan.identity();
+  }
+  // To look at many files takes a while. A job that was paused or cancelled meanwhile is not to go on.
+  if (held && !queue_->IsHeld(id)) {
+    return Await([&](JobCallback done) { queue_->GetJob(id, std::move(done)); });
   }
   return Await([&](JobCallback done) { queue_->ResumeJob(id, std::move(options), std::move(done)); });
 }
