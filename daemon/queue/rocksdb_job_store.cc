@@ -81,7 +81,7 @@ rocksdb::Options StoreOptions() {
   const bool lz4 = std::find(known.begin(), known.end(), rocksdb::kLZ4Compression) != known.end();
   options.compression = lz4 ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
   rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(4 << 20);
+  table.block_cache = rocksdb::NewLRUCache(16 << 20);  // indexes of a large plan among it
   table.cache_index_and_filter_blocks = true;
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;
