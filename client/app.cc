@@ -19,8 +19,8 @@ namespace {
 std::vector<std::unique_ptr<Command>> MakeCommands() {
   std::vector<std::unique_ptr<Command>> commands;
   for (const auto make : {NewQuantizeCommand, NewDequantizeCommand, NewPlanCommand, NewInspectCommand, NewVerifyCommand, NewSynthCommand,
-                          NewSubmitCommand, NewJobsCommand, NewShowCommand, NewTasksCommand, NewWatchCommand, NewCancelCommand,
-                          NewPauseCommand, NewResumeCommand, NewRetryCommand, NewDeleteCommand, NewWorkersCommand}) {
+                          NewSubmitCommand, NewJobsCommand, NewShowCommand, NewTasksCommand, NewWatchCommand, NewDownloadCommand,
+                          NewCancelCommand, NewPauseCommand, NewResumeCommand, NewRetryCommand, NewDeleteCommand, NewWorkersCommand}) {
     commands.push_back(make());
   }
   return commands;

@@ -29,7 +29,7 @@ Result RunWith(std::vector<std::string> arguments) {
 }
 
 constexpr const char* kCommands[] = {"quantize", "dequantize", "plan",   "inspect", "verify", "synth", "submit", "jobs",   "show",
-                                     "tasks",    "watch",      "cancel", "pause",   "resume", "retry", "delete", "workers"};
+                                     "tasks",    "watch",      "download", "cancel", "pause",   "resume", "retry", "delete", "workers"};
 
 TEST(AppTest, HelpListsEveryCommand) {
   const Result result = RunWith({"--help"});

@@ -25,6 +25,7 @@ absl::Status FromGrpc(const grpc::Status& status);
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 
 // Blocks until the server answers. UNAVAILABLE says how to start one.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& address, absl::Duration timeout);
 absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, absl::Duration timeout);
 
 // Runs a blocking call on another thread and gives it up, with CANCELLED, at the first interrupt.

@@ -53,6 +53,10 @@ void ServerCommand::AddOptions(CLI::App& app) {
 
 absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ServerCommand::Connect() const { return ConnectToServer(server_, kConnectTimeout); }
 
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ServerCommand::ConnectChannel() const {
+  return client::ConnectChannel(server_, kConnectTimeout);
+}
+
 void JobCommand::AddOptions(CLI::App& app) {
   app.add_option("job", job_, "The job: jobs/7, or 7")->required()->type_name("JOB");
   ServerCommand::AddOptions(app);

@@ -55,7 +55,8 @@ struct SightProbe {
   std::string path;
   uint64_t size = 0;
   std::vector<uint64_t> offsets;
-  std::string samples;  // the bytes at the offsets, up to 4 KiB each
+  std::string samples;    // the bytes at the offsets, up to 4 KiB each
+  std::string create_in;  // a directory in which the worker must be able to create files; may be empty
 };
 
 // Digest that answers a challenge: SHA-256 over the nonce and the samples in order.
@@ -94,6 +95,9 @@ struct JobQueueOptions {
   // How long an answer waits for the commit of an attempt that the same call reported.
   absl::Duration commit_wait = absl::Seconds(2);
   absl::Duration sight_retry = absl::Seconds(5);
+  // Whether a worker that does not see these files of a job can stream them to and from the coordinator. Unset: it cannot. Called with the
+  // queue's mutex held: must neither block nor call the queue.
+  std::function<bool(const quern::v1::SynchronizeRequest& worker, uint64_t job, quern::v1::SightChallenge::What what)> can_stream;
   // Path of an attempt's file.
   std::function<std::string(const std::string& output, uint32_t task, uint32_t attempt)> attempt_path;
   // Whether the file is what the result says. May block; runs through `run`.
@@ -160,6 +164,12 @@ class JobQueue {
   };
   // Committed tasks that have a file, in order.
   std::vector<CommittedAttempt> CommittedAttempts(uint64_t job);
+  struct LiveAttempt {
+    std::string path;           // of its file; empty when the task has none
+    bool sends_output = false;  // over the data plane, as it was told with its grant
+  };
+  // An attempt that may still commit and is not to stop; any thread may ask, often.
+  std::optional<LiveAttempt> FindLiveAttempt(uint64_t job, uint32_t task, uint32_t attempt);
   // One above the number of every attempt of the job.
   uint32_t NextAttempt(uint64_t job);
 
@@ -330,11 +340,16 @@ class JobQueue {
   void AnswerWaiters() QUERN_REQUIRES(mutex_);
   bool BuildAnswer(WorkerState& worker, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
   bool AddGrants(WorkerState& worker, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
-  bool ProvesSight(WorkerState& worker, const JobState& job, quern::v1::SynchronizeResponse* response, bool* news) QUERN_REQUIRES(mutex_);
+  struct Access {
+    bool possible = true;
+    bool fetch_source = false;
+    bool send_output = false;
+  };
+  Access ProveSight(WorkerState& worker, const JobState& job, quern::v1::SynchronizeResponse* response, bool* news) QUERN_REQUIRES(mutex_);
   bool CanFinish(const WorkerState& worker, const JobState& job, const TaskState& task) const QUERN_REQUIRES(mutex_);
   bool MemoryIsEnough(WorkerState& worker, JobState& job, uint32_t task) QUERN_REQUIRES(mutex_);
-  void Grant(WorkerState& worker, JobState& job, uint32_t task, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs)
-      QUERN_REQUIRES(mutex_);
+  void Grant(WorkerState& worker, JobState& job, uint32_t task, const Access& access, quern::v1::SynchronizeResponse* response,
+             std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
   void AddDesired(JobState& job, const AttemptRef& ref, const Attempt& attempt, bool with_spec, quern::v1::SynchronizeResponse* response,
                   std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
   std::string CannotWork(const WorkerState& worker) const QUERN_REQUIRES(mutex_);

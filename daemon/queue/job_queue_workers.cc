@@ -429,6 +429,8 @@ void JobQueue::AddDesired(JobState& job, const AttemptRef& ref, const Attempt& a
   if (job.tasks[ref.task].record.has_output()) {
     desired.set_output_path(options_.attempt_path(job.record.spec().output(), ref.task, ref.attempt));
   }
+  desired.set_fetch_source(attempt.record.fetch_source());
+  desired.set_send_output(attempt.record.send_output());
   if (with_spec) specs->push_back({response->attempts_size() - 1, ref});
 }
 
@@ -453,12 +455,13 @@ bool JobQueue::AddGrants(WorkerState& worker, SynchronizeResponse* response, std
                    [](const JobState* a, const JobState* b) { return a->record.priority() > b->record.priority(); });
   for (JobState* job : jobs) {
     if (free <= 0) break;
-    if (!ProvesSight(worker, *job, response, &news)) continue;
+    const Access access = ProveSight(worker, *job, response, &news);
+    if (!access.possible) continue;
     const std::vector<uint32_t> pending(job->pending.begin(), job->pending.end());
     for (uint32_t task : pending) {
       if (free <= 0 || !Schedulable(*job)) break;
       if (!MemoryIsEnough(worker, *job, task) || !CanFinish(worker, *job, job->tasks[task])) continue;
-      Grant(worker, *job, task, response, specs);
+      Grant(worker, *job, task, access, response, specs);
       news = true;
       --free;
     }
@@ -466,14 +469,18 @@ bool JobQueue::AddGrants(WorkerState& worker, SynchronizeResponse* response, std
   return news;
 }
 
-bool JobQueue::ProvesSight(WorkerState& worker, const JobState& job, SynchronizeResponse* response, bool* news) {
-  bool proved = true;
+JobQueue::Access JobQueue::ProveSight(WorkerState& worker, const JobState& job, SynchronizeResponse* response, bool* news) {
+  Access access;
   const absl::Duration now = options_.clock->Monotonic();
   for (const SightProbe& probe : job.sight) {
     const auto [it, inserted] = worker.sight.try_emplace({job.record.id(), probe.what});
     SightState& sight = it->second;
-    if (sight.state == Sight::kSeen) continue;
-    proved = false;
+    if (sight.state == Sight::kSeen && !inserted) continue;
+    if (sight.state == Sight::kBlind && options_.can_stream && options_.can_stream(worker.info, job.record.id(), probe.what)) {
+      (probe.what == quern::v1::SightChallenge::OUTPUT ? access.send_output : access.fetch_source) = true;
+      continue;
+    }
+    access.possible = false;
     const bool again = !inserted && now - sight.time >= options_.sight_retry;
     if (inserted || again) {
       const uint64_t words[2] = {random_(), random_()};
@@ -492,8 +499,9 @@ bool JobQueue::ProvesSight(WorkerState& worker, const JobState& job, Synchronize
     challenge.set_size(probe.size);
     challenge.mutable_offsets()->Assign(probe.offsets.begin(), probe.offsets.end());
     challenge.set_nonce(sight.nonce);
+    challenge.set_create_in(probe.create_in);
   }
-  return proved;
+  return access;
 }
 
 bool JobQueue::MemoryIsEnough(WorkerState& worker, JobState& job, uint32_t task) {
@@ -517,7 +525,7 @@ bool JobQueue::CanFinish(const WorkerState& worker, const JobState& job, const T
   return options_.clock->Monotonic() + absl::Seconds(seconds) <= worker.available_until;
 }
 
-void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, SynchronizeResponse* response,
+void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, const Access& access, SynchronizeResponse* response,
                      std::vector<SpecToLoad>* specs) {
   TaskState& task = job.tasks[task_index];
   const uint32_t number = task.record.next_attempt();
@@ -534,6 +542,8 @@ void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, Sy
   record.set_grant_time_ns(absl::ToUnixNanos(options_.clock->Wall()));
   record.set_device(UsableDevice(worker.info));
   record.set_grant_sequence(job.next_sequence++);
+  record.set_fetch_source(access.fetch_source);
+  record.set_send_output(access.send_output);
   const uint64_t limit = task.record.memory_limit();
   record.set_memory(limit == 0 ? worker.info.memory() : std::min(limit, worker.info.memory()));
   attempt.deadline = options_.clock->Monotonic() + options_.lease;

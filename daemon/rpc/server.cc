@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
 #include "base/clock.h"
+#include "base/data_plane.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -166,7 +167,7 @@ absl::Status PrepareUnixSocket(const std::string& path) {
   return RemoveFile(path);
 }
 
-Server::Server(Coordinator* coordinator) : coordinator_(coordinator), jobs_(coordinator), workers_(coordinator->queue()) {}
+Server::Server(Coordinator* coordinator) : coordinator_(coordinator), jobs_(coordinator), workers_(coordinator->queue()), data_(coordinator) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, const std::vector<std::string>& addresses) {
   for (const std::string& address : addresses) {
@@ -181,6 +182,12 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kLargestMessage);
   builder.SetMaxSendMessageSize(kLargestMessage);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindow);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameSize);
+  // The data plane's clients ask whether the link still is there, and are asked.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveMs / 2);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 3 * kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 2 * kKeepaliveMs);
   // Two servers on one port would share its connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   std::vector<int> ports(addresses.size(), -1);
@@ -190,6 +197,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.RegisterService(&server->jobs_);
   builder.RegisterService(&server->workers_);
+  builder.RegisterService(&server->data_);
   server->server_ = builder.BuildAndStart();
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (server->server_ == nullptr || ports[i] <= 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", addresses[i]));
@@ -210,6 +218,7 @@ void Server::Shutdown() {
   if (server_ == nullptr) return;
   coordinator_->Shutdown();
   jobs_.Shutdown();
+  data_.Shutdown();
   // gRPC itself would wait for clients to close their connections, which one that is idle does not do. What counts is that calls are
   // answered.
   calls_.AwaitNone(kShutdownPatience);

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "daemon/rpc/coordinator.h"
+#include "daemon/rpc/data_service.h"
 #include "daemon/rpc/services.h"
 #include "grpcpp/server.h"
 
@@ -58,6 +59,7 @@ class Server {
   Coordinator* const coordinator_;
   JobsService jobs_;
   WorkersService workers_;
+  DataService data_;
   CallCounter calls_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> addresses_;
