@@ -85,6 +85,7 @@ class FakeFetcher : public RangeFetcher {
       MutexLock lock(&mutex_);
       if (!cancelled_) {
         hanging_.push_back(std::move(done));
+        if (on_hang) on_hang();
         return;
       }
     }
@@ -107,6 +108,7 @@ class FakeFetcher : public RangeFetcher {
   int checks = 0;
   absl::Status refuse;
   bool hangs = false;
+  std::function<void()> on_hang;
 
  private:
   static std::string Here(const std::string& path) { return std::string(absl::StripPrefix(path, kElsewhere)); }
@@ -279,7 +281,7 @@ TEST_F(RemoteFilesTest, StopEndsATaskThatWaitsForItsSource) {
   fetcher.hangs = true;
   FakeSink sink(output_);
   TaskControl control;
-  control.stop = true;
+  fetcher.on_hang = [&control] { control.stop = true; };
   EXPECT_THAT(RunTask(task.spec(), Remote(&fetcher, &sink), &control), StatusIs(absl::StatusCode::kCancelled));
 }
 

@@ -10,7 +10,6 @@
 #include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
-#include "worker/pipeline/run_task.h"
 
 namespace quern::worker {
 namespace {

@@ -87,7 +87,7 @@ bool ShardClient::Take(WriteShardRequest* request) {
   }
   if (!answered_) return false;
   if (sent_ < given_) {
-    const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [this](const Piece& piece) { return sent_ < piece.end(); });
+    const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [next = sent_](const Piece& one) { return next < one.end(); });
     fill_data_ = piece->data + (sent_ - piece->offset);
     fill_size_ = std::min(kLargestChunk, piece->end() - sent_);
     request->mutable_chunk()->set_offset(sent_);  // of the chunk before only the memory is used again

@@ -21,19 +21,19 @@ namespace quern::worker {
 class TestDataServer : public quern::v1::Data::Service {
  public:
   struct Plan {
-    std::map<std::string, std::string> files;
+    std::map<std::string, std::string> files = {};
     uint64_t chunk = 64 << 10;
     uint64_t break_after = UINT64_MAX;  // bytes that one stream carries before it ends with UNAVAILABLE
     int garble = 0;                     // so many chunks are sent with another byte than their digest says
-    grpc::Status refuse;                // the end of every call, unless it is OK
+    grpc::Status refuse = {};           // the end of every call, unless it is OK
     bool acknowledge = true;            // of uploads, before the file is complete
     uint64_t lose = 0;                  // bytes of the shard that are gone when a second stream opens it
   };
   struct Counts {
     uint64_t streams = 0;
-    uint64_t bytes = 0;    // of chunks sent or taken
-    uint64_t ranges = 0;   // asked for
-    uint64_t messages = 0; // of ranges
+    uint64_t bytes = 0;     // of chunks sent or taken
+    uint64_t ranges = 0;    // asked for
+    uint64_t messages = 0;  // of ranges
   };
 
   TestDataServer(const std::string& socket_path, Plan plan) : plan_(std::move(plan)) {
