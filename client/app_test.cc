@@ -28,8 +28,8 @@ Result RunWith(std::vector<std::string> arguments) {
   return {code, out.str(), err.str()};
 }
 
-constexpr const char* kCommands[] = {"quantize", "dequantize", "plan",   "inspect", "verify", "synth", "submit", "jobs",   "show",
-                                     "tasks",    "watch",      "download", "cancel", "pause",   "resume", "retry", "delete", "workers"};
+constexpr const char* kCommands[] = {"quantize", "dequantize", "plan",     "inspect", "verify", "synth",  "submit", "jobs",   "show",
+                                     "tasks",    "watch",      "download", "cancel",  "pause",  "resume", "retry",  "delete", "workers"};
 
 TEST(AppTest, HelpListsEveryCommand) {
   const Result result = RunWith({"--help"});

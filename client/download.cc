@@ -120,7 +120,12 @@ class FileDownload {
  public:
   FileDownload(ResultSource* source, const ListResultResponse::File* file, std::string path, const DownloadOptions* options,
                std::function<void(uint64_t)> progress)
-      : source_(*source), file_(*file), path_(std::move(path)), part_(absl::StrCat(path_, kPart)), options_(*options), progress_(std::move(progress)) {}
+      : source_(*source),
+        file_(*file),
+        path_(std::move(path)),
+        part_(absl::StrCat(path_, kPart)),
+        options_(*options),
+        progress_(std::move(progress)) {}
 
   absl::Status Run() {
     QUERN_RETURN_IF_ERROR(MakeDirectories(DirName(path_)));
@@ -164,8 +169,8 @@ class FileDownload {
 
   absl::Status Wrong() {
     RemoveFile(part_).IgnoreError();  // it is of no use to anybody; the error below is the one to tell
-    return absl::DataLossError(absl::StrCat(file_.name(), ": what came does not have the SHA-256 ", HexDigest(file_.sha256()),
-                                            ": verify the result where it is"));
+    return absl::DataLossError(
+        absl::StrCat(file_.name(), ": what came does not have the SHA-256 ", HexDigest(file_.sha256()), ": verify the result where it is"));
   }
 
   absl::Status Fetch() {
@@ -180,7 +185,8 @@ class FileDownload {
         return absl::OkStatus();
       });
       if (have_ == file_.size()) break;
-      if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsInternal(status) && !absl::IsUnknown(status) && !absl::IsAborted(status)) {
+      if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsInternal(status) && !absl::IsUnknown(status) &&
+          !absl::IsAborted(status)) {
         return status;
       }
       if (options_.clock->Monotonic() - moved >= options_.give_up) {

@@ -109,8 +109,8 @@ TEST_F(DownloadTest, BrokenLinkGoesOnWhereItWas) {
   QUERN_ASSERT_OK(Fetch());
   ExpectAll();
   EXPECT_EQ(source_.bytes, 10'005);
-  EXPECT_THAT(source_.reads, ElementsAre("model.safetensors 0", "model.safetensors 3000", "model.safetensors 6000", "model.safetensors 9000",
-                                         "more/tokenizer.json 0", "config.json 0"));
+  EXPECT_THAT(source_.reads, ElementsAre("model.safetensors 0", "model.safetensors 3000", "model.safetensors 6000",
+                                         "model.safetensors 9000", "more/tokenizer.json 0", "config.json 0"));
 }
 
 TEST_F(DownloadTest, InterruptedDownloadGoesOn) {

@@ -334,12 +334,14 @@ int Main(int argc, char** argv) {
       "a machine (default: host, process number and a random part)");
   app.add_option("--available-for", flags.available_for,
                  "How long this machine will be there (90m, 11h30m): nothing is started that cannot end");
-  app.add_option("--map", flags.maps,
-                 "Where files of the coordinator are here: /its/path=/path/here. May be repeated, the longest that fits counts. What is not "
-                 "found is fetched from the coordinator, and shards are sent there")
+  app.add_option(
+         "--map", flags.maps,
+         "Where files of the coordinator are here: /its/path=/path/here. May be repeated, the longest that fits counts. What is not "
+         "found is fetched from the coordinator, and shards are sent there")
       ->type_name("THEIRS=OURS")
       ->allow_extra_args(false);
-  app.add_option("--spool", flags.spool, "Directory for parts of shards that are sent to the coordinator and do not fit --memory (default: $TMPDIR or /tmp)");
+  app.add_option("--spool", flags.spool,
+                 "Directory for parts of shards that are sent to the coordinator and do not fit --memory (default: $TMPDIR or /tmp)");
   app.add_option("--parent-fd", flags.parent_fd, "Exit at once when this pipe closes")->group("");
   app.add_flag("--executor", flags.executor)->group("");
   app.add_option("--channel-fd", flags.channel_fd)->group("");

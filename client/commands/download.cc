@@ -1,3 +1,5 @@
+#include "client/download.h"
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <thread>
@@ -6,7 +8,6 @@
 #include "base/byte_size.h"
 #include "base/status_macros.h"
 #include "client/commands/server_command.h"
-#include "client/download.h"
 #include "client/human.h"
 #include "client/json_output.h"
 #include "client/paths.h"
@@ -57,8 +58,8 @@ class DownloadCommand : public JobCommand {
       drawn = now;
       live = console.err_is_terminal;
       console.err << (live ? "\r\x1b[K" : "")
-                  << absl::StrCat(FormatByteSize(have), " of ", FormatByteSize(total), "  ", FormatRate(rate.growth(), rate.elapsed()), "  ETA ",
-                                  FormatElapsed(rate.Eta(total - have)), "  ", file)
+                  << absl::StrCat(FormatByteSize(have), " of ", FormatByteSize(total), "  ", FormatRate(rate.growth(), rate.elapsed()),
+                                  "  ETA ", FormatElapsed(rate.Eta(total - have)), "  ", file)
                   << (live ? "" : "\n") << std::flush;
     };
     const absl::StatusOr<quern::v1::ListResultResponse> list = Download(*source, directory, options);

@@ -53,9 +53,8 @@ absl::StatusOr<std::vector<ManifestFile>> FilesOfResult(const std::string& direc
 
 DataService::DataService(Coordinator* coordinator) : coordinator_(coordinator), work_(kThreads) {
   sweeper_ = std::make_unique<Ticker>(kSweepInterval, [this] {
-    uploads_.Sweep([this](const UploadKey& key) {
-      return coordinator_->queue()->FindLiveAttempt(key.job, key.task, key.attempt).has_value();
-    });
+    uploads_.Sweep(
+        [this](const UploadKey& key) { return coordinator_->queue()->FindLiveAttempt(key.job, key.task, key.attempt).has_value(); });
   });
 }
 
@@ -113,11 +112,13 @@ grpc::ServerUnaryReactor* DataService::CheckSource(grpc::CallbackServerContext* 
   return reactor;
 }
 
-grpc::ServerBidiReactor<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse>* DataService::ReadSource(grpc::CallbackServerContext*) {
+grpc::ServerBidiReactor<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse>* DataService::ReadSource(
+    grpc::CallbackServerContext*) {
   return NewReadSourceStream(this);
 }
 
-grpc::ServerBidiReactor<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse>* DataService::WriteShard(grpc::CallbackServerContext*) {
+grpc::ServerBidiReactor<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse>* DataService::WriteShard(
+    grpc::CallbackServerContext*) {
   return NewWriteShardStream(this);
 }
 
@@ -150,7 +151,8 @@ absl::StatusOr<DataService::Result> DataService::LoadResult(uint64_t job) {
   Result result;
   QUERN_ASSIGN_OR_RETURN(result.directory, coordinator_->ResolvePath(record->spec().output()));
   QUERN_ASSIGN_OR_RETURN(std::vector<ManifestFile> files, FilesOfResult(result.directory));
-  std::stable_sort(files.begin(), files.end(), [](const ManifestFile& a, const ManifestFile& b) { return OrderOf(a.name) < OrderOf(b.name); });
+  std::stable_sort(files.begin(), files.end(),
+                   [](const ManifestFile& a, const ManifestFile& b) { return OrderOf(a.name) < OrderOf(b.name); });
   for (const ManifestFile& file : files) {
     ListResultResponse::File& listed = *result.list.add_files();
     listed.set_name(file.name);

@@ -315,7 +315,8 @@ TEST_F(DataServiceTest, OtherFilesAndOtherRangesAreRefused) {
   const DesiredAttempt attempt = NextGrant();
   const std::string& path = attempt.spec().source_files(0).path();
   std::vector<std::string> read;
-  for (const std::string& other : {JoinPath(source_, "config.json"), std::string("/etc/passwd"), absl::StrCat(source_, "/../src/", BaseName(path))}) {
+  for (const std::string& other :
+       {JoinPath(source_, "config.json"), std::string("/etc/passwd"), absl::StrCat(source_, "/../src/", BaseName(path))}) {
     const grpc::Status status = Read(attempt.id(), {Range(0, other, 0, 1)}, &read);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << other;
     EXPECT_EQ(ReasonIn(status), "PATH_NOT_ALLOWED");

@@ -193,10 +193,10 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
   quern::v1::AttemptId attempt_;  // set before the first work
   std::shared_ptr<const std::string> last_path_ QUERN_GUARDED_BY(mutex_);
   std::deque<Range> ranges_ QUERN_GUARDED_BY(mutex_);
-  std::optional<SourceFiles> files_;   // of the work under way
-  ReadSourceResponse filling_;         // likewise, then of `full_`
+  std::optional<SourceFiles> files_;  // of the work under way
+  ReadSourceResponse filling_;        // likewise, then of `full_`
   bool full_ QUERN_GUARDED_BY(mutex_) = false;
-  ReadSourceResponse sending_;         // of the write under way
+  ReadSourceResponse sending_;  // of the write under way
 };
 
 class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardRequest, WriteShardResponse>> {
@@ -241,7 +241,8 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
   }
 
   absl::Status Process() {
-    if (request_.has_open() != (upload_ == nullptr)) return absl::InvalidArgumentError("a stream begins with one message that opens the shard");
+    if (request_.has_open() != (upload_ == nullptr))
+      return absl::InvalidArgumentError("a stream begins with one message that opens the shard");
     if (request_.has_open()) attempt_ = request_.open().attempt();
     absl::StatusOr<JobQueue::LiveAttempt> attempt = service_->FindAttempt(attempt_, &key_);
     QUERN_RETURN_IF_ERROR(attempt.status());

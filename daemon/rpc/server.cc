@@ -167,7 +167,8 @@ absl::Status PrepareUnixSocket(const std::string& path) {
   return RemoveFile(path);
 }
 
-Server::Server(Coordinator* coordinator) : coordinator_(coordinator), jobs_(coordinator), workers_(coordinator->queue()), data_(coordinator) {}
+Server::Server(Coordinator* coordinator)
+    : coordinator_(coordinator), jobs_(coordinator), workers_(coordinator->queue()), data_(coordinator) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, const std::vector<std::string>& addresses) {
   for (const std::string& address : addresses) {

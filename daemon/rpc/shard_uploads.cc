@@ -61,8 +61,10 @@ absl::StatusOr<uint64_t> ShardUpload::Open(uint64_t size, uint64_t durable, uint
 absl::Status ShardUpload::Write(uint64_t turn, uint64_t offset, absl::string_view data) {
   MutexLock lock(&mutex_);
   QUERN_RETURN_IF_ERROR(CheckTurn(turn));
-  if (offset != written_) return absl::AbortedError(absl::StrCat("bytes at ", offset, " of ", path_, " came in place of those at ", written_));
-  if (data.size() > size_ - written_) return absl::InvalidArgumentError(absl::StrCat(path_, " is longer than the ", size_, " bytes announced"));
+  if (offset != written_)
+    return absl::AbortedError(absl::StrCat("bytes at ", offset, " of ", path_, " came in place of those at ", written_));
+  if (data.size() > size_ - written_)
+    return absl::InvalidArgumentError(absl::StrCat(path_, " is longer than the ", size_, " bytes announced"));
   QUERN_RETURN_IF_ERROR(WriteExactly(fd_.get(), offset, data.data(), data.size(), path_));
   // A hint: writing back starts now, and the next fdatasync has less to wait for.
   sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(data.size()), SYNC_FILE_RANGE_WRITE);

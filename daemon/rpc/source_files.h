@@ -31,7 +31,7 @@ class SourceFiles {
   struct File {
     quern::v1::SourceFile planned;
     bool known = false;  // false: the task is to find out what the file is; `planned` has its path only
-    UniqueFd fd;  // once it was read
+    UniqueFd fd;         // once it was read
   };
 
   absl::StatusOr<File*> Find(const std::string& path);

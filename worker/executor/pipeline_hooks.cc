@@ -10,7 +10,8 @@
 namespace quern::worker {
 namespace {
 
-absl::StatusOr<quern::v1::TaskResult> RunAttempt(const PipelineSettings& settings, const quern::v1::StartAttempt& start, TaskControl* control) {
+absl::StatusOr<quern::v1::TaskResult> RunAttempt(const PipelineSettings& settings, const quern::v1::StartAttempt& start,
+                                                 TaskControl* control) {
   TaskOptions options;
   options.memory = start.memory();
   options.threads = std::max<int>(1, start.threads());
@@ -40,7 +41,9 @@ absl::StatusOr<quern::v1::TaskResult> RunAttempt(const PipelineSettings& setting
 }  // namespace
 
 ExecutorHooks PipelineHooks(PipelineSettings settings) {
-  return {[settings = std::move(settings)](const quern::v1::StartAttempt& start, TaskControl* control) { return RunAttempt(settings, start, control); },
+  return {[settings = std::move(settings)](const quern::v1::StartAttempt& start, TaskControl* control) {
+            return RunAttempt(settings, start, control);
+          },
           FailureOf};
 }
 

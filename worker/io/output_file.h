@@ -1,8 +1,8 @@
 // Writes one file from its first byte to its last through the output window of the buffer pool.
 //
 // Bytes are reserved in order, filled in place in any order by any thread, and then move on by themselves: one thread hashes them, another
-// writes whole chunks (O_DIRECT through io_uring, or buffered) or hands them to a sink. The window's bytes are free again once both are done
-// with them.
+// writes whole chunks (O_DIRECT through io_uring, or buffered) or hands them to a sink. The window's bytes are free again once both are
+// done with them.
 #ifndef QUERN_WORKER_IO_OUTPUT_FILE_H_
 #define QUERN_WORKER_IO_OUTPUT_FILE_H_
 

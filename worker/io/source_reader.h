@@ -29,8 +29,8 @@ absl::StatusOr<ReaderMode> ParseReaderMode(absl::string_view name);
 struct SourceHandle {
   std::string path;
   uint64_t size = 0;
-  UniqueFd fd;         // buffered
-  UniqueFd direct_fd;  // O_DIRECT; none where the filesystem or the mode does not have it
+  UniqueFd fd;           // buffered
+  UniqueFd direct_fd;    // O_DIRECT; none where the filesystem or the mode does not have it
   bool fetched = false;  // not of this machine: there are no descriptors, and `path` is the coordinator's
 };
 

@@ -177,8 +177,9 @@ absl::StatusOr<std::unique_ptr<SpillFile>> TaskContext::CreateSpill(uint64_t siz
   absl::StatusOr<std::unique_ptr<SpillFile>> spill = SpillFile::Create(path, size);
   if (!absl::IsResourceExhausted(spill.status())) return spill;
   // The job's own disk has room: it is this worker that cannot do the task.
-  return WithFailure(absl::ResourceExhaustedError(absl::StrCat(spill.status().message(), "; ", size, " bytes are needed in the directory of --spool")),
-                     quern::v1::IO_ERROR);
+  return WithFailure(
+      absl::ResourceExhaustedError(absl::StrCat(spill.status().message(), "; ", size, " bytes are needed in the directory of --spool")),
+      quern::v1::IO_ERROR);
 }
 
 absl::StatusOr<SourceHandle> TaskContext::OpenHere(const std::string& path) const {

@@ -38,8 +38,7 @@ absl::StatusOr<std::string> DigestSamples(const quern::v1::SightChallenge& chall
   if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
   const uint64_t size = info.st_size;
   if (size != challenge.size()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, " has ", size, " bytes here, the coordinator sees ", challenge.size()));
+    return absl::FailedPreconditionError(absl::StrCat(path, " has ", size, " bytes here, the coordinator sees ", challenge.size()));
   }
   Sha256 digest;
   digest.Update(challenge.nonce());

@@ -41,9 +41,10 @@ bool IsPassing(const absl::Status& status) {
 }
 
 absl::Status LinkLost(absl::Duration tried, const absl::Status& last) {
-  return WithFailure(absl::UnavailableError(absl::StrCat("nothing has come through to or from the coordinator for ",
-                                                         absl::FormatDuration(absl::Trunc(tried, absl::Milliseconds(1))), ": ", last.message())),
-                     quern::v1::LINK_LOST);
+  return WithFailure(
+      absl::UnavailableError(absl::StrCat("nothing has come through to or from the coordinator for ",
+                                          absl::FormatDuration(absl::Trunc(tried, absl::Milliseconds(1))), ": ", last.message())),
+      quern::v1::LINK_LOST);
 }
 
 }  // namespace quern::worker

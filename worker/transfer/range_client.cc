@@ -27,8 +27,7 @@ absl::Status Garbled(absl::string_view what) { return absl::UnavailableError(abs
 
 }  // namespace
 
-RangeClient::RangeClient(DataStub stub, const quern::v1::AttemptId& attempt,
-                         const std::atomic<bool>* stop, const LinkOptions& options)
+RangeClient::RangeClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options)
     : ResumingStream([stub](grpc::ClientContext* context) { return stub()->ReadSource(context); }, options),
       stub_(std::move(stub)),
       attempt_(attempt),

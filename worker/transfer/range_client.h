@@ -20,8 +20,7 @@ namespace quern::worker {
 class RangeClient : public RangeFetcher, private ResumingStream<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse> {
  public:
   // `stop` outlives it.
-  RangeClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
-              const LinkOptions& options = {});
+  RangeClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options = {});
   ~RangeClient() override;
 
   absl::StatusOr<std::vector<uint64_t>> Check(const std::vector<std::string>& paths, bool headers) override;

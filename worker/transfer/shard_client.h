@@ -19,8 +19,7 @@ namespace quern::worker {
 class ShardClient : public OutputSink, private ResumingStream<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse> {
  public:
   // `stop` outlives it.
-  ShardClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
-              const LinkOptions& options = {});
+  ShardClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options = {});
   ~ShardClient() override;
 
   absl::Status Begin(uint64_t size, uint64_t window) override;

@@ -159,7 +159,8 @@ class TestDataServer : public quern::v1::Data::Service {
     counts_.ranges += request.ranges_size();
     ++counts_.messages;
   }
-  grpc::Status MakeChunk(const std::string& path, const quern::v1::ReadSourceRequest::Range& range, uint64_t done, quern::v1::Chunk* chunk) {
+  grpc::Status MakeChunk(const std::string& path, const quern::v1::ReadSourceRequest::Range& range, uint64_t done,
+                         quern::v1::Chunk* chunk) {
     MutexLock lock(&mutex_);
     if (!plan_.refuse.ok()) return plan_.refuse;
     const std::string& file = plan_.files.at(path);

@@ -164,11 +164,12 @@ TEST_F(TransferTest, RefusalsAreNotTriedAgain) {
     grpc::Status status;
     quern::v1::FailureReason reason;
   };
-  for (const Case& one : {Case{TestDataServer::WithReason(grpc::StatusCode::FAILED_PRECONDITION, "it was replaced", "SOURCE_CHANGED"),
-                               quern::v1::SOURCE_CHANGED},
-                          Case{TestDataServer::WithReason(grpc::StatusCode::FAILED_PRECONDITION, "not wanted", "FENCED"), quern::v1::LINK_LOST},
-                          Case{grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "write: disk full"), quern::v1::DISK_FULL},
-                          Case{grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "no"), quern::v1::IO_ERROR}}) {
+  for (const Case& one :
+       {Case{TestDataServer::WithReason(grpc::StatusCode::FAILED_PRECONDITION, "it was replaced", "SOURCE_CHANGED"),
+             quern::v1::SOURCE_CHANGED},
+        Case{TestDataServer::WithReason(grpc::StatusCode::FAILED_PRECONDITION, "not wanted", "FENCED"), quern::v1::LINK_LOST},
+        Case{grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "write: disk full"), quern::v1::DISK_FULL},
+        Case{grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "no"), quern::v1::IO_ERROR}}) {
     Serve({.files = {{"/a", "x"}}, .refuse = one.status});
     RangeClient ranges(Stub(), Attempt(), &stop_, Fast());
     std::byte byte;
