@@ -29,6 +29,8 @@ using quern::v1::ListResultResponse;
 constexpr int kThreads = 8;
 constexpr absl::Duration kSweepInterval = absl::Seconds(5);
 constexpr size_t kMostResults = 4;
+// Two for each of a thousand workers, and some for clients; each holds a few megabytes at most.
+constexpr size_t kMostStreams = 4096;
 constexpr char kConfig[] = "config.json";
 constexpr char kIndex[] = "model.safetensors.index.json";
 
@@ -70,6 +72,7 @@ void DataService::Add(DataStream* stream) {
   MutexLock lock(&mutex_);
   streams_.insert(stream);
   if (shut_down_) stream->Stop(absl::UnavailableError("the coordinator is stopping"));
+  if (streams_.size() > kMostStreams) stream->Stop(absl::ResourceExhaustedError("the coordinator has too many streams open: try again later"));
 }
 
 void DataService::Remove(DataStream* stream) {

@@ -61,7 +61,7 @@ class DataService : public quern::v1::Data::CallbackService {
   };
   absl::StatusOr<std::shared_ptr<const Result>> FindResult(const std::string& job);
   ShardUploads* uploads() { return &uploads_; }
-  // Streams that Shutdown ends; one that comes after it is stopped at once.
+  // Streams that Shutdown ends; one that comes after it, or that is one too many, is stopped at once.
   void Add(DataStream* stream);
   void Remove(DataStream* stream);
 
