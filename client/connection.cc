@@ -12,6 +12,7 @@
 #include "base/byte_size.h"
 #include "base/data_plane.h"
 #include "base/status_macros.h"
+#include "base/worker_name.h"
 #include "client/exit_code.h"
 
 namespace quern::client {
@@ -81,6 +82,13 @@ absl::StatusOr<std::string> JobName(const std::string& text) {
   const bool digits = number.find_first_not_of("0123456789") == absl::string_view::npos;
   if (digits && absl::SimpleAtoi(number, &value)) return absl::StrCat("jobs/", value);
   return UsageError(absl::StrCat("\"", text, "\" is no name of a job: they are like jobs/7, or 7"));
+}
+
+absl::StatusOr<std::string> WorkerName(const std::string& text) {
+  absl::string_view name = text;
+  absl::ConsumePrefix(&name, "workers/");
+  if (const absl::Status status = CheckWorkerName(name); !status.ok()) return UsageError(std::string(status.message()));
+  return absl::StrCat("workers/", name);
 }
 
 std::string RandomUuid() {

@@ -34,6 +34,9 @@ absl::Status CallInterruptibly(Interrupt& interrupt, const std::function<grpc::S
 // "7", "jobs/7" -> "jobs/7"; a UsageError for anything else.
 absl::StatusOr<std::string> JobName(const std::string& text);
 
+// "node7", "workers/node7" -> "workers/node7"; a UsageError for what no worker can be named.
+absl::StatusOr<std::string> WorkerName(const std::string& text);
+
 // A random UUID, for request ids.
 std::string RandomUuid();
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -36,6 +37,9 @@ struct Flags {
   bool in_memory = false;
   bool is_private = false;
   std::optional<int> parent_fd;
+  absl::Duration lease = absl::Seconds(30);
+  absl::Duration keep_jobs_for = absl::Hours(24 * 30);
+  size_t keep_jobs = 10'000;
 };
 
 std::string HostName() {
@@ -72,6 +76,10 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   }
   options.owner = absl::StrCat("quernd (process ", getpid(), " on ", HostName(), ", ",
                                flags.in_memory ? "state in memory" : absl::StrCat("state in ", flags.state_dir), ")");
+  options.lease = flags.lease;
+  options.settle = flags.is_private ? absl::ZeroDuration() : flags.lease;
+  options.keep_jobs_for = flags.keep_jobs_for;
+  options.keep_jobs = flags.keep_jobs;
   options.log = [](const std::string& line) { spdlog::info("{}", line); };
   options.on_broken = [](absl::Status status) {
     spdlog::critical("the job store failed, nothing can be promised any more: {}", status.ToString());
@@ -104,11 +112,25 @@ int Main(int argc, char** argv) {
   app.add_option("--allow-root", flags.allow_roots, "Directory below which clients may name sources and outputs; may be repeated");
   app.add_flag("--in-memory", flags.in_memory, "Keep the jobs in memory only; needs no --state-dir");
   app.add_flag("--private", flags.is_private, "Serve one command: every path of the user is allowed, only warnings are logged");
+  std::string lease, keep_jobs_for;
+  app.add_option("--lease", lease, "How long a worker may be silent before its tasks are given to others (default 30s)")->type_name("TIME");
+  app.add_option("--keep-jobs-for", keep_jobs_for, "Ended jobs are forgotten after this (default 720h)")->type_name("TIME");
+  app.add_option("--keep-jobs", flags.keep_jobs, "Ended jobs that are kept at most; the oldest are forgotten first")
+      ->type_name("N")
+      ->capture_default_str();
   app.add_option("--parent-fd", flags.parent_fd, "Stop when the pipe with this number is closed");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  for (const auto& [flag, text, value] :
+       {std::tuple("--lease", &lease, &flags.lease), std::tuple("--keep-jobs-for", &keep_jobs_for, &flags.keep_jobs_for)}) {
+    if (text->empty()) continue;
+    if (!absl::ParseDuration(*text, value) || *value < absl::Seconds(1)) {
+      fprintf(stderr, "quernd: %s %s: give a time of a second at least, such as 30s or 720h\n", flag, text->c_str());
+      return kExitUsage;
+    }
   }
   if (flags.in_memory == !flags.state_dir.empty()) {
     fprintf(stderr, "quernd: give either --state-dir DIR or --in-memory\n");

@@ -86,6 +86,7 @@ class CoordinatorTest : public testing::Test {
     options.store = store_.get();
     options.clock = Clock::Real();
     options.owner = "the test";
+    options.retry_backoff = absl::ZeroDuration();
     options.paths = std::move(paths);
     auto coordinator = Coordinator::Start(std::move(options));
     ASSERT_THAT(coordinator, IsOk());
@@ -721,6 +722,109 @@ TEST_F(CoordinatorTest, InspectAnswers) {
   const grpc::Status status = jobs_->InspectCheckpoint(&context, request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(response.files(), 3);
+}
+
+TEST_F(CoordinatorTest, AuditedTaskIsRunByAnotherWorkerAndLeavesNoFile) {
+  CreateJobRequest request = Request();
+  request.set_audit_fraction(1);
+  const Job job = MustCreate(request);
+  EXPECT_EQ(job.audit_fraction(), 1);
+  EXPECT_EQ(job.numerics_version(), quant::kNumericsVersion);
+  const uint32_t tasks = job.progress().tasks_total();
+  RunTasks(tasks);
+  EXPECT_EQ(Get(job.name()).state(), Job::RUNNING);
+  EXPECT_EQ(Get(job.name()).progress().tasks_to_audit(), tasks);
+  SynchronizeRequest ask = Worker();
+  ask.set_worker("auditor");
+  for (uint32_t i = 0; i < tasks; ++i) {
+    SynchronizeRequest next = ask;
+    DesiredAttempt audit;
+    while (!audit.has_spec()) {
+      const SynchronizeResponse response = Sync(next);
+      for (const DesiredAttempt& attempt : response.attempts()) {
+        if (attempt.has_spec()) audit = attempt;
+      }
+      next = Worker();
+      next.set_worker("auditor");
+      for (const auto& challenge : response.challenges()) Answer(challenge, &next);
+    }
+    EXPECT_EQ(audit.purpose(), quern::v1::AUDIT);
+    ask = Worker();
+    ask.set_worker("auditor");
+    *ask.add_attempts() = Execute(audit);
+  }
+  ask.set_slots(0);
+  Sync(ask);
+  const Job ended = WaitForEnd(job.name());
+  EXPECT_EQ(ended.state(), Job::SUCCEEDED) << ended.error().message();
+  EXPECT_EQ(ended.progress().tasks_audited(), tasks);
+  EXPECT_FALSE(FileExists(JoinPath(output_, ".quern/attempts")));
+  int audits = 0;
+  const nlohmann::json run = RunJson();
+  for (const auto& grant : run.at("grants")) audits += grant.at("purpose") == "audit";
+  EXPECT_EQ(audits, static_cast<int>(tasks));
+  EXPECT_EQ(run.at("commits").size(), tasks);
+}
+
+TEST_F(CoordinatorTest, AuditsOutsideOfTheRangeOrOfAVerificationAreRefused) {
+  CreateJobRequest request = Request();
+  request.set_audit_fraction(1.5);
+  Job job;
+  const grpc::Status status = Create(request, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonIn(status), "BAD_OPTION");
+  request = Request();
+  request.mutable_spec()->set_operation(quern::v1::VERIFY);
+  request.mutable_spec()->mutable_verify();
+  request.set_audit_fraction(0.5);
+  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("verification"));
+}
+
+TEST_F(CoordinatorTest, JobOfOtherNumericsIsNotResumed) {
+  const Job job = MustCreate(Request());
+  server_.reset();
+  coordinator_.reset();
+  const std::string key = JobKey('j', 1);
+  quern::store::JobRecord record;
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string text, store_->Get(key));
+  ASSERT_TRUE(record.ParseFromString(text));
+  EXPECT_EQ(record.numerics_version(), quant::kNumericsVersion);
+  record.set_numerics_version(77);
+  QUERN_ASSERT_OK(store_->WriteSync({{StoreWrite::Kind::kPut, key, record.SerializeAsString()}}));
+  Start();
+  const Job ended = WaitForEnd(job.name());
+  EXPECT_EQ(ended.state(), Job::FAILED);
+  EXPECT_EQ(ended.error().reason(), "NUMERICS_CHANGED");
+  EXPECT_THAT(ended.error().message(), HasSubstr(absl::StrCat("numerics version 77, this coordinator has ", quant::kNumericsVersion)));
+}
+
+TEST_F(CoordinatorTest, WorkersAreCordonedAndDrainedByName) {
+  Sync(Worker());
+  quern::v1::Worker worker;
+  quern::v1::CordonWorkerRequest cordon;
+  cordon.set_name("workers/w");
+  cordon.set_reason("fan");
+  grpc::ClientContext first;
+  ASSERT_TRUE(jobs_->CordonWorker(&first, cordon, &worker).ok());
+  EXPECT_EQ(worker.state(), "cordoned");
+  EXPECT_EQ(worker.detail(), "cordoned: fan");
+  quern::v1::UncordonWorkerRequest uncordon;
+  uncordon.set_name("workers/w");
+  grpc::ClientContext second;
+  ASSERT_TRUE(jobs_->UncordonWorker(&second, uncordon, &worker).ok());
+  EXPECT_EQ(worker.state(), "ready");
+  quern::v1::DrainWorkerRequest drain;
+  drain.set_name("workers/w");
+  grpc::ClientContext third;
+  ASSERT_TRUE(jobs_->DrainWorker(&third, drain, &worker).ok());
+  EXPECT_EQ(worker.state(), "draining");
+  EXPECT_EQ(Sync(Worker()).desired_state(), quern::v1::DRAIN);
+  cordon.set_name("workers/nobody");
+  grpc::ClientContext fourth;
+  EXPECT_EQ(jobs_->CordonWorker(&fourth, cordon, &worker).error_code(), grpc::StatusCode::NOT_FOUND);
+  cordon.set_name("nobody");
+  grpc::ClientContext fifth;
+  EXPECT_EQ(jobs_->CordonWorker(&fifth, cordon, &worker).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(CoordinatorTest, UnknownJobsAndNamesAreErrors) {

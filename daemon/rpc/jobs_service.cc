@@ -272,6 +272,47 @@ grpc::ServerUnaryReactor* JobsService::ListWorkers(grpc::CallbackServerContext* 
 
 namespace {
 
+// Calls `act` with the name of the worker that a request names, and what answers the call.
+template <typename Act>
+grpc::ServerUnaryReactor* WithWorker(grpc::CallbackServerContext* context, const std::string& name, quern::v1::Worker* response, Act act) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::StatusOr<std::string> worker = ParseWorkerName(name);
+  if (!worker.ok()) {
+    reactor->Finish(ToGrpcStatus(worker.status()));
+    return reactor;
+  }
+  act(*worker, [reactor, response](absl::StatusOr<quern::v1::Worker> answer) {
+    if (answer.ok()) *response = *std::move(answer);
+    reactor->Finish(ToGrpcStatus(answer.status()));
+  });
+  return reactor;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* JobsService::CordonWorker(grpc::CallbackServerContext* context, const quern::v1::CordonWorkerRequest* request,
+                                                    quern::v1::Worker* response) {
+  return WithWorker(context, request->name(), response, [&](const std::string& worker, JobQueue::WorkerCallback done) {
+    coordinator_->queue()->CordonWorker(worker, request->reason(), std::move(done));
+  });
+}
+
+grpc::ServerUnaryReactor* JobsService::UncordonWorker(grpc::CallbackServerContext* context, const quern::v1::UncordonWorkerRequest* request,
+                                                      quern::v1::Worker* response) {
+  return WithWorker(context, request->name(), response, [&](const std::string& worker, JobQueue::WorkerCallback done) {
+    coordinator_->queue()->UncordonWorker(worker, std::move(done));
+  });
+}
+
+grpc::ServerUnaryReactor* JobsService::DrainWorker(grpc::CallbackServerContext* context, const quern::v1::DrainWorkerRequest* request,
+                                                   quern::v1::Worker* response) {
+  return WithWorker(context, request->name(), response, [&](const std::string& worker, JobQueue::WorkerCallback done) {
+    coordinator_->queue()->DrainWorker(worker, std::move(done));
+  });
+}
+
+namespace {
+
 class PlanCall : public grpc::ServerWriteReactor<quern::v1::PlanJobResponse> {
  public:
   PlanCall(Coordinator* coordinator, const quern::v1::JobSpec& spec) {

@@ -37,6 +37,10 @@ class JobsService : public quern::v1::Jobs::CallbackService {
                                       quern::v1::ListTasksResponse*) override;
   grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext*, const quern::v1::ListWorkersRequest*,
                                         quern::v1::ListWorkersResponse*) override;
+  grpc::ServerUnaryReactor* CordonWorker(grpc::CallbackServerContext*, const quern::v1::CordonWorkerRequest*, quern::v1::Worker*) override;
+  grpc::ServerUnaryReactor* UncordonWorker(grpc::CallbackServerContext*, const quern::v1::UncordonWorkerRequest*,
+                                           quern::v1::Worker*) override;
+  grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext*, const quern::v1::DrainWorkerRequest*, quern::v1::Worker*) override;
   grpc::ServerWriteReactor<quern::v1::PlanJobResponse>* PlanJob(grpc::CallbackServerContext*, const quern::v1::PlanJobRequest*) override;
   grpc::ServerUnaryReactor* InspectCheckpoint(grpc::CallbackServerContext*, const quern::v1::InspectCheckpointRequest*,
                                               quern::v1::InspectCheckpointResponse*) override;
