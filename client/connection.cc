@@ -34,7 +34,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 * kMiB);
   arguments.SetMaxSendMessageSize(64 * kMiB);
@@ -49,20 +49,28 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, NewChannelCredentials(address, security), arguments);
 }
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& address, absl::Duration timeout) {
-  std::shared_ptr<grpc::Channel> channel = MakeChannel(address);
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& address, const ChannelSecurity& security,
+                                                              absl::Duration timeout) {
+  if (const absl::Status usable = CheckChannelSecurity(address, security); !usable.ok()) return UsageError(usable.message());
+  std::shared_ptr<grpc::Channel> channel = MakeChannel(address, security);
   if (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout))) {
+    if (security.tls.all()) {
+      return absl::UnavailableError(
+          absl::StrCat("no coordinator answers at ", address, ", or one whose certificate ", security.tls.authority,
+                       " did not sign or that is of another name, or it takes no client with the certificate ", security.tls.certificate));
+    }
     return absl::UnavailableError(absl::StrCat("no coordinator answers at ", address, "; start one (quernd --state-dir DIR --listen ",
                                                address, " --allow-root PATH), or name another with --server or QUERN_SERVER"));
   }
   return channel;
 }
 
-absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, absl::Duration timeout) {
-  QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, ConnectChannel(address, timeout));
+absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, const ChannelSecurity& security,
+                                                                       absl::Duration timeout) {
+  QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, ConnectChannel(address, security, timeout));
   return quern::v1::Jobs::NewStub(channel);
 }
 

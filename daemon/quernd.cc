@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,14 +15,18 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "base/subprocess.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/coordinator.h"
+#include "daemon/rpc/log_limiter.h"
 #include "daemon/rpc/server.h"
 #include "grpc/grpc.h"
+#include "grpc/support/log.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
@@ -29,10 +35,14 @@ namespace {
 
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
+// More than the connections and files of any farm; every process may have a table of so many.
+constexpr rlim_t kOpenFiles = 65536;
 
 struct Flags {
   std::string state_dir;
-  std::vector<std::string> listen;
+  ServerOptions server;
+  std::string socket_mode = "0660";
+  std::string stream_timeout = "1m";
   std::vector<std::string> allow_roots;
   bool in_memory = false;
   bool is_private = false;
@@ -48,17 +58,34 @@ std::string HostName() {
   return name;
 }
 
-// Waits for SIGTERM or SIGINT. They are blocked in all threads, so that only this sees them.
-void WaitForSignal(const sigset_t& signals) {
+// Waits for SIGTERM or SIGINT; SIGHUP reads the tokens again. They are blocked in all threads, so that only this sees them.
+void WaitForSignal(const sigset_t& signals, Server& server) {
   int signal = 0;
   sigwait(&signals, &signal);
+  while (signal == SIGHUP) {
+    server.Reload();
+    sigwait(&signals, &signal);
+  }
   spdlog::info("signal {}: stopping", signal);
   // A second one does not wait for what is under way.
   std::thread([signals] {
-    int again = 0;
-    sigwait(&signals, &again);
+    int again = SIGHUP;
+    while (again == SIGHUP) sigwait(&signals, &again);
     _exit(128 + again);
   }).detach();
+}
+
+void RaiseFileLimit() {
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= kOpenFiles) return;
+  files.rlim_cur = std::min(files.rlim_max, kOpenFiles);
+  if (setrlimit(RLIMIT_NOFILE, &files) != 0) spdlog::warn("the limit of open files stays as it is");
+}
+
+// What gRPC has to say of connections that fail. Strangers can cause it, so not all of it is written.
+void LogForGrpc(gpr_log_func_args* args) {
+  static auto* const limiter = new LogLimiter([](const std::string& line) { spdlog::warn("{}", line); }, Clock::Real(), 10);
+  limiter->Write(absl::StrCat("grpc: ", args->message));
 }
 
 absl::Status Serve(const Flags& flags, const sigset_t& signals) {
@@ -68,11 +95,14 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   } else {
     QUERN_ASSIGN_OR_RETURN(store, OpenRocksDbJobStore(flags.state_dir));
   }
+  // Outlives everything that opens files.
+  std::optional<FileConfinement> confinement;
   CoordinatorOptions options;
   options.store = store.get();
   options.clock = Clock::Real();
   if (!flags.is_private) {
     QUERN_ASSIGN_OR_RETURN(options.paths, PathPolicy::Below(flags.allow_roots));
+    confinement.emplace(options.paths.roots());
   }
   options.owner = absl::StrCat("quernd (process ", getpid(), " on ", HostName(), ", ",
                                flags.in_memory ? "state in memory" : absl::StrCat("state in ", flags.state_dir), ")");
@@ -87,13 +117,13 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
     _exit(kExitFailed);
   };
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> coordinator, Coordinator::Start(std::move(options)));
-  QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Server> server, Server::Start(coordinator.get(), flags.listen));
+  QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Server> server, Server::Start(coordinator.get(), flags.server));
   // Only now: before, there is nothing to stop cleanly.
   WatchParent(flags.parent_fd.value_or(-1), [] {
     if (kill(getpid(), SIGTERM) != 0) _exit(kExitFailed);
   });
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
-  WaitForSignal(signals);
+  WaitForSignal(signals, *server);
   server->Shutdown();
   server.reset();
   coordinator.reset();
@@ -108,7 +138,22 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", absl::StrCat("quernd ", QUERN_VERSION));
   Flags flags;
   app.add_option("--state-dir", flags.state_dir, "Directory of the job store; made if absent");
-  app.add_option("--listen", flags.listen, "unix:/path or a loopback host:port; may be repeated")->required();
+  app.add_option("--listen", flags.server.addresses,
+                 "unix:/path or host:port; may be repeated. Addresses that other machines can reach need TLS and tokens")
+      ->required();
+  app.add_option("--socket-mode", flags.socket_mode, "Mode of unix sockets: 0660, or 0600 for their owner alone")
+      ->check(CLI::IsMember({"0600", "0660"}))
+      ->capture_default_str();
+  app.add_option("--token-file", flags.server.token_file, "Tokens and their roles, one NAME ROLES TOKEN a line; asked for in every call");
+  app.add_option("--tls-cert", flags.server.tls.certificate, "This coordinator's certificate (PEM)");
+  app.add_option("--tls-key", flags.server.tls.key, "Its private key (PEM)");
+  app.add_option("--tls-client-ca", flags.server.tls.authority,
+                 "Certificates of the authority that signs those of clients and workers (PEM)");
+  app.add_option("--stream-timeout", flags.stream_timeout, "A client that takes nothing of a stream for so long is cut off (30s, 2m)")
+      ->capture_default_str();
+  app.add_option("--max-connections", flags.server.limits.connections, "Connections that may be open at a time")
+      ->check(CLI::Range(1, 50000))
+      ->capture_default_str();
   app.add_option("--allow-root", flags.allow_roots, "Directory below which clients may name sources and outputs; may be repeated");
   app.add_flag("--in-memory", flags.in_memory, "Keep the jobs in memory only; needs no --state-dir");
   app.add_flag("--private", flags.is_private, "Serve one command: every path of the user is allowed, only warnings are logged");
@@ -140,12 +185,17 @@ int Main(int argc, char** argv) {
     fprintf(stderr, "quernd: --parent-fd %d: this process has no such open file\n", *flags.parent_fd);
     return kExitUsage;
   }
-  for (const std::string& address : flags.listen) {
-    if (const absl::Status status = CheckListenAddress(address); !status.ok()) {
-      fprintf(stderr, "quernd: %s\n", std::string(status.message()).c_str());
-      return kExitUsage;
-    }
+  if (const absl::Status status = CheckServerOptions(flags.server); !status.ok()) {
+    fprintf(stderr, "quernd: %s\n", std::string(status.message()).c_str());
+    return kExitUsage;
   }
+  absl::Duration& stalled = flags.server.limits.streams.stalled;
+  if (!absl::ParseDuration(flags.stream_timeout, &stalled) || stalled <= absl::ZeroDuration()) {
+    fprintf(stderr, "quernd: --stream-timeout %s: no duration such as 30s or 2m\n", flags.stream_timeout.c_str());
+    return kExitUsage;
+  }
+  flags.server.socket_mode = flags.socket_mode == "0600" ? 0600 : 0660;
+  flags.server.log = [](const std::string& line) { spdlog::info("{}", line); };
   spdlog::set_default_logger(spdlog::stderr_logger_mt("quernd"));
   spdlog::set_level(flags.is_private ? spdlog::level::warn : spdlog::level::info);
   // Plans are large and short-lived: with an arena for each thread they would stay.
@@ -154,9 +204,13 @@ int Main(int argc, char** argv) {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  // That of one command goes with its terminal.
+  if (!flags.is_private) sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before gRPC has threads, so that they have them blocked too
   // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
   grpc_init();
+  gpr_set_log_function(LogForGrpc);
+  RaiseFileLimit();
   if (const absl::Status status = Serve(flags, signals); !status.ok()) {
     spdlog::critical("{}", std::string(status.message()));
     return kExitFailed;

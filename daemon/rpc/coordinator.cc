@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/hub_cache.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/planner/source_evidence.h"
 #include "daemon/publish/run_record.h"
@@ -269,13 +270,32 @@ void Coordinator::EndWork(const std::string& output) {
 // ---- What may be touched ----
 
 absl::StatusOr<std::string> Coordinator::CheckSource(const std::string& source) const {
-  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(source));
-  absl::StatusOr<std::string> real = options_.paths.Resolve(directory);
-  if (!real.ok()) return Annotate(real.status(), "source");
+  const PathPolicy& paths = options_.paths;
+  // Before anything is looked at: whether something exists outside of the roots is no client's business.
+  const bool hub = !paths.everything() && checkpoint::IsHubName(source);
+  if (hub && !paths.Resolve(checkpoint::HubCacheDirectory()).ok()) {
+    return WithReason(absl::PermissionDeniedError(absl::StrCat("source ", source,
+                                                               ": the Hugging Face cache is not part of what this "
+                                                               "coordinator may touch; give a directory, or start quernd with an "
+                                                               "--allow-root that holds the cache")),
+                      "PATH_NOT_ALLOWED");
+  }
+  if (!paths.everything() && !hub) QUERN_RETURN_IF_ERROR(Annotate(paths.Resolve(source).status(), "source"));
+  const absl::StatusOr<std::string> directory = checkpoint::ResolveSource(source);
+  absl::StatusOr<std::string> real = directory.ok() ? paths.Resolve(*directory) : directory.status();
+  if (hub && (absl::IsPermissionDenied(real.status()) || absl::IsNotFound(real.status()))) {
+    return absl::NotFoundError(
+        absl::StrCat("the Hugging Face cache of the coordinator has no ", source, "; download it there: hf download"));
+  }
+  if (!real.ok() && directory.ok()) return Annotate(real.status(), "source");
   return real;
 }
 
 absl::StatusOr<std::string> Coordinator::CheckInputs(JobSpec& spec) const {
+  if (spec.has_verify()) {
+    if (!spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()).status());
+    return std::string();
+  }
   if (spec.has_dequantize()) return CheckSource(spec.dequantize().source());
   if (!spec.has_quantize()) return std::string();
   quern::v1::QuantizeSpec& quantize = *spec.mutable_quantize();
@@ -299,7 +319,6 @@ absl::StatusOr<JobSpec> Coordinator::CheckSpec(const JobSpec& spec) const {
   if (!output.ok()) return Annotate(output.status(), "output");
   checked.set_output(*std::move(output));
   QUERN_ASSIGN_OR_RETURN(const std::string source, CheckInputs(checked));
-  if (spec.has_verify() && !spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()).status());
   if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckApart(source, checked.output()));
   return checked;
 }
@@ -742,8 +761,8 @@ void Coordinator::PlanJob(const JobSpec& spec, std::function<void(absl::StatusOr
         JobSpec resolved = spec;
         const absl::Status checked = [&]() -> absl::Status {
           QUERN_RETURN_IF_ERROR(CheckDetails(spec));
-          // A plan needs no output; where there is one it must do.
-          if (!spec.output().empty()) {
+          // A plan needs no output; where there is one it must do. To verify means to verify one.
+          if (!spec.output().empty() || spec.has_verify()) {
             QUERN_ASSIGN_OR_RETURN(resolved, CheckSpec(spec));
             resolved.set_output(spec.output());  // as it was written, which the plan shows
             return absl::OkStatus();

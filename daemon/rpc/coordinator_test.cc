@@ -893,14 +893,28 @@ TEST_F(CoordinatorTest, ShutdownEndsStreamsAndLongPolls) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST(ListenAddress, OnlyUnixSocketsAndLoopback) {
-  for (const char* good : {"unix:/run/q.sock", "127.0.0.1:7450", "localhost:0", "[::1]:7450"})
-    EXPECT_THAT(CheckListenAddress(good), IsOk());
-  for (const char* bad : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "unix:q.sock", "127.evil.example:1", "7450",
-                          "127.0.0.1:99999", "127.0.0.1:http"}) {
-    EXPECT_THAT(CheckListenAddress(bad), StatusIs(absl::StatusCode::kInvalidArgument)) << bad;
+TEST(ServerOptionsTest, OtherMachinesNeedTlsAndTokens) {
+  ServerOptions open, tokens, tls, both;
+  tokens.token_file = both.token_file = "/etc/quern/tokens";
+  tls.tls = both.tls = {.authority = "ca.pem", .certificate = "cert.pem", .key = "key.pem"};
+  const auto check = [](ServerOptions options, const char* address) {
+    options.addresses = {address};
+    return CheckServerOptions(options);
+  };
+  for (const char* local : {"unix:/run/q.sock", "127.0.0.1:7450", "localhost:0", "[::1]:7450"}) {
+    for (const ServerOptions& options : {open, tokens, tls, both}) EXPECT_THAT(check(options, local), IsOk()) << local;
   }
-  EXPECT_THAT(CheckListenAddress("0.0.0.0:7450"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without TLS")));
+  for (const char* remote : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "127.evil.example:1"}) {
+    EXPECT_THAT(check(open, remote), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("neither TLS nor tokens"))) << remote;
+    EXPECT_THAT(check(tokens, remote), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("in the clear"))) << remote;
+    EXPECT_THAT(check(tls, remote), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("Give --token-file"))) << remote;
+    EXPECT_THAT(check(both, remote), IsOk()) << remote;
+  }
+  for (const char* wrong : {"unix:q.sock", "7450", "127.0.0.1:99999", "127.0.0.1:http"}) {
+    EXPECT_THAT(check(both, wrong), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--listen"))) << wrong;
+  }
+  both.tls.key.clear();
+  EXPECT_THAT(check(both, "127.0.0.1:1"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("go together")));
 }
 
 class UnixSocketTest : public testing::Test {

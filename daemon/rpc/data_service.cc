@@ -53,8 +53,10 @@ absl::StatusOr<std::vector<ManifestFile>> FilesOfResult(const std::string& direc
 
 }  // namespace
 
-DataService::DataService(Coordinator* coordinator) : coordinator_(coordinator), work_(kThreads) {
+DataService::DataService(Coordinator* coordinator, StreamLimits limits)
+    : coordinator_(coordinator), stalled_writes_(Clock::Real(), limits.stalled), work_(kThreads) {
   sweeper_ = std::make_unique<Ticker>(kSweepInterval, [this] {
+    stalled_writes_.Tick();
     uploads_.Sweep(
         [this](const UploadKey& key) { return coordinator_->queue()->FindLiveAttempt(key.job, key.task, key.attempt).has_value(); });
   });
@@ -72,7 +74,8 @@ void DataService::Add(DataStream* stream) {
   MutexLock lock(&mutex_);
   streams_.insert(stream);
   if (shut_down_) stream->Stop(absl::UnavailableError("the coordinator is stopping"));
-  if (streams_.size() > kMostStreams) stream->Stop(absl::ResourceExhaustedError("the coordinator has too many streams open: try again later"));
+  if (streams_.size() > kMostStreams)
+    stream->Stop(absl::ResourceExhaustedError("the coordinator has too many streams open: try again later"));
 }
 
 void DataService::Remove(DataStream* stream) {
@@ -116,13 +119,13 @@ grpc::ServerUnaryReactor* DataService::CheckSource(grpc::CallbackServerContext* 
 }
 
 grpc::ServerBidiReactor<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse>* DataService::ReadSource(
-    grpc::CallbackServerContext*) {
-  return NewReadSourceStream(this);
+    grpc::CallbackServerContext* context) {
+  return NewReadSourceStream(this, context);
 }
 
 grpc::ServerBidiReactor<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse>* DataService::WriteShard(
-    grpc::CallbackServerContext*) {
-  return NewWriteShardStream(this);
+    grpc::CallbackServerContext* context) {
+  return NewWriteShardStream(this, context);
 }
 
 grpc::ServerUnaryReactor* DataService::ListResult(grpc::CallbackServerContext* context, const quern::v1::ListResultRequest* request,
@@ -136,9 +139,9 @@ grpc::ServerUnaryReactor* DataService::ListResult(grpc::CallbackServerContext* c
   return reactor;
 }
 
-grpc::ServerWriteReactor<quern::v1::ReadResultResponse>* DataService::ReadResult(grpc::CallbackServerContext*,
+grpc::ServerWriteReactor<quern::v1::ReadResultResponse>* DataService::ReadResult(grpc::CallbackServerContext* context,
                                                                                  const quern::v1::ReadResultRequest* request) {
-  return NewReadResultStream(this, *request);
+  return NewReadResultStream(this, context, *request);
 }
 
 absl::StatusOr<DataService::Result> DataService::LoadResult(uint64_t job) {

@@ -14,8 +14,10 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "daemon/rpc/coordinator.h"
+#include "daemon/rpc/services.h"
 #include "daemon/rpc/shard_uploads.h"
 #include "daemon/rpc/source_files.h"
+#include "daemon/rpc/stalled_writes.h"
 #include "daemon/rpc/thread_pool.h"
 #include "quern/v1/data.grpc.pb.h"
 
@@ -31,7 +33,7 @@ class DataStream {
 
 class DataService : public quern::v1::Data::CallbackService {
  public:
-  explicit DataService(Coordinator* coordinator);
+  explicit DataService(Coordinator* coordinator, StreamLimits limits = {});
   // All calls have ended.
   ~DataService() override;
 
@@ -61,6 +63,7 @@ class DataService : public quern::v1::Data::CallbackService {
   };
   absl::StatusOr<std::shared_ptr<const Result>> FindResult(const std::string& job);
   ShardUploads* uploads() { return &uploads_; }
+  StalledWrites* stalled_writes() { return &stalled_writes_; }
   // Streams that Shutdown ends; one that comes after it, or that is one too many, is stopped at once.
   void Add(DataStream* stream);
   void Remove(DataStream* stream);
@@ -70,6 +73,7 @@ class DataService : public quern::v1::Data::CallbackService {
 
   Coordinator* const coordinator_;
   ShardUploads uploads_;
+  StalledWrites stalled_writes_;
   Mutex mutex_;
   std::set<DataStream*> streams_ QUERN_GUARDED_BY(mutex_);
   bool shut_down_ QUERN_GUARDED_BY(mutex_) = false;

@@ -51,7 +51,8 @@ class StreamBase : public Reactor, public DataStream {
   }
 
  protected:
-  explicit StreamBase(DataService* service) : service_(service) {}
+  StreamBase(DataService* service, grpc::CallbackServerContext* context)
+      : service_(service), stalled_(service->stalled_writes(), context) {}
 
   // Starts what can be started. Called after every change.
   virtual void Next() QUERN_REQUIRES(mutex_) = 0;
@@ -80,6 +81,7 @@ class StreamBase : public Reactor, public DataStream {
   }
 
   DataService* const service_;
+  StalledWrites::Stream stalled_;
   Mutex mutex_;
   bool working_ QUERN_GUARDED_BY(mutex_) = false;
   bool writing_ QUERN_GUARDED_BY(mutex_) = false;
@@ -91,7 +93,7 @@ class StreamBase : public Reactor, public DataStream {
 
 class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceRequest, ReadSourceResponse>> {
  public:
-  explicit ReadSourceStream(DataService* service) : StreamBase(service) {
+  ReadSourceStream(DataService* service, grpc::CallbackServerContext* context) : StreamBase(service, context) {
     MutexLock lock(&mutex_);
     Advance();
   }
@@ -107,6 +109,7 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
     Advance();
   }
   void OnWriteDone(bool ok) override {
+    stalled_.Ended();
     MutexLock lock(&mutex_);
     writing_ = false;
     if (!ok && stop_.ok()) stop_ = ClientIsGone();
@@ -140,6 +143,7 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
       full_ = false;
       writing_ = true;
       sending_.Swap(&filling_);
+      stalled_.Began();
       StartWrite(&sending_);
     }
     // The next message is made while one is written.
@@ -201,7 +205,7 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
 
 class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardRequest, WriteShardResponse>> {
  public:
-  explicit WriteShardStream(DataService* service) : StreamBase(service) {
+  WriteShardStream(DataService* service, grpc::CallbackServerContext* context) : StreamBase(service, context) {
     MutexLock lock(&mutex_);
     Advance();
   }
@@ -218,6 +222,7 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
     }
   }
   void OnWriteDone(bool ok) override {
+    stalled_.Ended();
     MutexLock lock(&mutex_);
     writing_ = false;
     if (!ok && stop_.ok()) stop_ = ClientIsGone();
@@ -231,6 +236,7 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
       sending_.set_finished(answer_->finished);
       answer_.reset();
       writing_ = true;
+      stalled_.Began();
       StartWrite(&sending_);
     }
     if (!reading_ && !working_ && !ended_) {
@@ -318,12 +324,14 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
 
 class ReadResultStream : public StreamBase<grpc::ServerWriteReactor<ReadResultResponse>> {
  public:
-  ReadResultStream(DataService* service, const ReadResultRequest& request) : StreamBase(service), request_(request) {
+  ReadResultStream(DataService* service, grpc::CallbackServerContext* context, const ReadResultRequest& request)
+      : StreamBase(service, context), request_(request) {
     MutexLock lock(&mutex_);
     Advance();
   }
 
   void OnWriteDone(bool ok) override {
+    stalled_.Ended();
     MutexLock lock(&mutex_);
     writing_ = false;
     if (!ok && stop_.ok()) stop_ = ClientIsGone();
@@ -336,6 +344,7 @@ class ReadResultStream : public StreamBase<grpc::ServerWriteReactor<ReadResultRe
       full_ = false;
       writing_ = true;
       sending_.Swap(&filling_);
+      stalled_.Began();
       StartWrite(&sending_);
     }
     if (!working_ && !full_ && !at_end_) Work([this] { return FillMessage(); });
@@ -395,16 +404,19 @@ Stream* New(DataService* service, const Arguments&... arguments) {
 
 }  // namespace
 
-grpc::ServerBidiReactor<ReadSourceRequest, ReadSourceResponse>* NewReadSourceStream(DataService* service) {
-  return New<ReadSourceStream>(service);
+grpc::ServerBidiReactor<ReadSourceRequest, ReadSourceResponse>* NewReadSourceStream(DataService* service,
+                                                                                    grpc::CallbackServerContext* context) {
+  return New<ReadSourceStream>(service, context);
 }
 
-grpc::ServerBidiReactor<WriteShardRequest, WriteShardResponse>* NewWriteShardStream(DataService* service) {
-  return New<WriteShardStream>(service);
+grpc::ServerBidiReactor<WriteShardRequest, WriteShardResponse>* NewWriteShardStream(DataService* service,
+                                                                                    grpc::CallbackServerContext* context) {
+  return New<WriteShardStream>(service, context);
 }
 
-grpc::ServerWriteReactor<ReadResultResponse>* NewReadResultStream(DataService* service, const ReadResultRequest& request) {
-  return New<ReadResultStream>(service, request);
+grpc::ServerWriteReactor<ReadResultResponse>* NewReadResultStream(DataService* service, grpc::CallbackServerContext* context,
+                                                                  const ReadResultRequest& request) {
+  return New<ReadResultStream>(service, context, request);
 }
 
 }  // namespace quern::daemon

@@ -6,9 +6,11 @@
 
 namespace quern::daemon {
 
-grpc::ServerBidiReactor<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse>* NewReadSourceStream(DataService* service);
-grpc::ServerBidiReactor<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse>* NewWriteShardStream(DataService* service);
-grpc::ServerWriteReactor<quern::v1::ReadResultResponse>* NewReadResultStream(DataService* service,
+grpc::ServerBidiReactor<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse>* NewReadSourceStream(
+    DataService* service, grpc::CallbackServerContext* context);
+grpc::ServerBidiReactor<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse>* NewWriteShardStream(
+    DataService* service, grpc::CallbackServerContext* context);
+grpc::ServerWriteReactor<quern::v1::ReadResultResponse>* NewReadResultStream(DataService* service, grpc::CallbackServerContext* context,
                                                                              const quern::v1::ReadResultRequest& request);
 
 }  // namespace quern::daemon

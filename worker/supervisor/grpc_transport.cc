@@ -16,7 +16,7 @@ namespace {
 // A task's spec with thousands of tensors takes a few MiB; gRPC's own limit is 4 MiB.
 constexpr int kMaxMessageSize = 64 << 20;
 
-std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageSize);
   arguments.SetMaxSendMessageSize(kMaxMessageSize);
@@ -24,13 +24,14 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A proxy for web pages is no way to a coordinator.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(server, NewChannelCredentials(server, security), arguments);
 }
 
 // Calls block on the one thread: the callback API would start a pool of threads for a single call.
 class GrpcTransport : public SyncTransport {
  public:
-  explicit GrpcTransport(const std::string& server) : stub_(quern::v1::Workers::NewStub(NewChannel(server))), thread_([this] { Run(); }) {}
+  GrpcTransport(const std::string& server, const ChannelSecurity& security)
+      : stub_(quern::v1::Workers::NewStub(NewChannel(server, security))), thread_([this] { Run(); }) {}
 
   ~GrpcTransport() override {
     {
@@ -96,6 +97,8 @@ class GrpcTransport : public SyncTransport {
 
 }  // namespace
 
-std::unique_ptr<SyncTransport> NewGrpcTransport(const std::string& server) { return std::make_unique<GrpcTransport>(server); }
+std::unique_ptr<SyncTransport> NewGrpcTransport(const std::string& server, const ChannelSecurity& security) {
+  return std::make_unique<GrpcTransport>(server, security);
+}
 
 }  // namespace quern::worker

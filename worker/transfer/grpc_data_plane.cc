@@ -13,7 +13,7 @@
 namespace quern::worker {
 namespace {
 
-std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(4 * kLargestChunk));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
@@ -27,12 +27,12 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(server, NewChannelCredentials(server, security), arguments);
 }
 
 class GrpcDataPlane : public DataPlane {
  public:
-  explicit GrpcDataPlane(const std::string& server) : server_(server) {}
+  GrpcDataPlane(const std::string& server, const ChannelSecurity& security) : server_(server), security_(security) {}
 
   std::unique_ptr<RangeFetcher> NewFetcher(const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop) override {
     return std::make_unique<RangeClient>([this] { return Sources(); }, attempt, stop);
@@ -56,12 +56,13 @@ class GrpcDataPlane : public DataPlane {
     if (*stub == nullptr) {
       // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
       grpc_init();
-      *stub = quern::v1::Data::NewStub(NewChannel(server_));
+      *stub = quern::v1::Data::NewStub(NewChannel(server_, security_));
     }
     return *stub;
   }
 
   const std::string server_;
+  const ChannelSecurity security_;
   Mutex mutex_;
   StubPtr sources_ QUERN_GUARDED_BY(mutex_);
   StubPtr shards_ QUERN_GUARDED_BY(mutex_);
@@ -69,6 +70,8 @@ class GrpcDataPlane : public DataPlane {
 
 }  // namespace
 
-std::unique_ptr<DataPlane> NewGrpcDataPlane(const std::string& server) { return std::make_unique<GrpcDataPlane>(server); }
+std::unique_ptr<DataPlane> NewGrpcDataPlane(const std::string& server, const ChannelSecurity& security) {
+  return std::make_unique<GrpcDataPlane>(server, security);
+}
 
 }  // namespace quern::worker

@@ -5,12 +5,14 @@
 #include <memory>
 #include <string>
 
+#include "channel/credentials.h"
 #include "worker/pipeline/data_plane.h"
 
 namespace quern::worker {
 
 // `server` is "unix:/path" or "host:port". Sources and shards have a connection each, so that neither waits for the other.
-std::unique_ptr<DataPlane> NewGrpcDataPlane(const std::string& server);
+// `security` was checked.
+std::unique_ptr<DataPlane> NewGrpcDataPlane(const std::string& server, const ChannelSecurity& security = {});
 
 }  // namespace quern::worker
 
