@@ -10,6 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
+#include "base/data_plane.h"
+#include "base/status_macros.h"
 #include "base/worker_name.h"
 #include "client/exit_code.h"
 
@@ -40,6 +42,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Cha
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMiB));
   // A coordinator stands on this machine or in this network.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Results are streamed.
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindow);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameSize);
   // A restarted daemon is found again soon.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
@@ -47,10 +52,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Cha
   return grpc::CreateCustomChannel(address, NewChannelCredentials(address, security), arguments);
 }
 
-absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, const ChannelSecurity& security,
-                                                                       absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& address, const ChannelSecurity& security,
+                                                              absl::Duration timeout) {
   if (const absl::Status usable = CheckChannelSecurity(address, security); !usable.ok()) return UsageError(usable.message());
-  const std::shared_ptr<grpc::Channel> channel = MakeChannel(address, security);
+  std::shared_ptr<grpc::Channel> channel = MakeChannel(address, security);
   if (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout))) {
     if (security.tls.all()) {
       return absl::UnavailableError(
@@ -60,6 +65,12 @@ absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std
     return absl::UnavailableError(absl::StrCat("no coordinator answers at ", address, "; start one (quernd --state-dir DIR --listen ",
                                                address, " --allow-root PATH), or name another with --server or QUERN_SERVER"));
   }
+  return channel;
+}
+
+absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, const ChannelSecurity& security,
+                                                                       absl::Duration timeout) {
+  QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, ConnectChannel(address, security, timeout));
   return quern::v1::Jobs::NewStub(channel);
 }
 

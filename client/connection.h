@@ -27,6 +27,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Cha
 
 // Blocks until the server answers. UNAVAILABLE says how to start one, or what its certificate may be lacking; files of `security` that
 // cannot be used are a UsageError.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& address, const ChannelSecurity& security,
+                                                              absl::Duration timeout);
 absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, const ChannelSecurity& security,
                                                                        absl::Duration timeout);
 

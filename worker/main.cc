@@ -14,10 +14,12 @@
 #include <array>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +30,7 @@
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/path_map.h"
 #include "base/status_macros.h"
 #include "base/subprocess.h"
 #include "base/task_memory.h"
@@ -42,6 +45,7 @@
 #include "worker/pipeline/run_task.h"
 #include "worker/supervisor/grpc_transport.h"
 #include "worker/supervisor/supervisor.h"
+#include "worker/transfer/grpc_data_plane.h"
 
 namespace quern::worker {
 namespace {
@@ -67,6 +71,8 @@ struct Flags {
   std::string reader = "auto";
   std::optional<std::string> name;
   std::string available_for;
+  std::vector<std::string> maps;
+  std::string spool;
   std::optional<int> parent_fd;
   bool executor = false;
   int channel_fd = -1;
@@ -76,9 +82,24 @@ struct Flags {
 struct Settings {
   uint64_t memory = 0;
   absl::Duration available_for = absl::InfiniteDuration();
+  PathMap paths;
+  std::string spool;
 };
 
 uint64_t MachineMemory() { return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+
+std::string DefaultSpool() {
+  const char* const directory = getenv("TMPDIR");
+  return directory != nullptr && directory[0] != '\0' ? directory : "/tmp";
+}
+
+absl::StatusOr<PathMap> ParseMaps(const std::vector<std::string>& maps) {
+  PathMap paths;
+  for (const std::string& map : maps) {
+    if (const absl::Status added = paths.Add(map); !added.ok()) return Annotate(added, "--map");
+  }
+  return paths;
+}
 
 absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
   Settings settings;
@@ -115,6 +136,11 @@ absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
   if (!flags.available_for.empty() &&
       (!absl::ParseDuration(flags.available_for, &settings.available_for) || settings.available_for <= absl::ZeroDuration())) {
     return absl::InvalidArgumentError(absl::StrCat("--available-for ", flags.available_for, ": no duration such as 90m or 11h30m"));
+  }
+  QUERN_ASSIGN_OR_RETURN(settings.paths, ParseMaps(flags.maps));
+  settings.spool = flags.spool.empty() ? DefaultSpool() : flags.spool;
+  if (access(settings.spool.c_str(), W_OK | X_OK) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--spool ", settings.spool, ": no directory in which files can be made"));
   }
   return settings;
 }
@@ -169,10 +195,28 @@ void SetUpLog() {
   spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
 }
 
-int RunAsExecutor(int channel_fd) {
+// What an executor is started with, beside its channel: it has a connection of its own for what it does not see.
+std::vector<std::string> ExecutorArguments(const Flags& flags, const Settings& settings) {
+  std::vector<std::string> arguments = {OwnProgram(), "--server", flags.server, "--spool", settings.spool};
+  const ChannelSecurity& security = flags.security;
+  for (const auto& [flag, value] : {std::pair("--tls-ca", &security.tls.authority), std::pair("--tls-cert", &security.tls.certificate),
+                                    std::pair("--tls-key", &security.tls.key), std::pair("--token-file", &security.token_file)}) {
+    if (!value->empty()) arguments.insert(arguments.end(), {flag, *value});
+  }
+  for (const std::string& map : flags.maps) arguments.insert(arguments.end(), {"--map", map});
+  return arguments;
+}
+
+int RunAsExecutor(const Flags& flags) {
   prctl(PR_SET_NAME, "quern-executor");
   PrepareExecutorProcess();
-  const absl::Status status = RunExecutor(UniqueFd(channel_fd), PipelineHooks());
+  const std::unique_ptr<DataPlane> data_plane = NewGrpcDataPlane(flags.server, flags.security);
+  PipelineSettings settings;
+  settings.data_plane = data_plane.get();
+  settings.spool = flags.spool;
+  // The supervisor has checked them.
+  settings.paths = ParseMaps(flags.maps).value_or(PathMap());
+  const absl::Status status = RunExecutor(UniqueFd(flags.channel_fd), PipelineHooks(std::move(settings)));
   if (status.ok()) return kDone;
   spdlog::error("executor: {}", status.ToString());
   return kFailed;
@@ -260,7 +304,9 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   options.info.reader = flags.reader;
   options.info.available_until = Clock::Real()->Monotonic() + settings.available_for;
   options.info.devices = {CpuDevice()};
-  options.executor_argv = {OwnProgram()};
+  options.info.data_plane = true;
+  options.paths = settings.paths;
+  options.executor_argv = ExecutorArguments(flags, settings);
   options.transport = NewGrpcTransport(flags.server, flags.security);
   options.log = Log;
   spdlog::info("worker {} ({}) with {} and {} threads for {}", options.info.name, options.info.devices[0].name(),
@@ -302,6 +348,14 @@ int Main(int argc, char** argv) {
       "a machine (default: host, process number and a random part)");
   app.add_option("--available-for", flags.available_for,
                  "How long this machine will be there (90m, 11h30m): nothing is started that cannot end");
+  app.add_option(
+         "--map", flags.maps,
+         "Where files of the coordinator are here: /its/path=/path/here. May be repeated, the longest that fits counts. What is not "
+         "found is fetched from the coordinator, and shards are sent there")
+      ->type_name("THEIRS=OURS")
+      ->allow_extra_args(false);
+  app.add_option("--spool", flags.spool,
+                 "Directory for parts of shards that are sent to the coordinator and do not fit --memory (default: $TMPDIR or /tmp)");
   app.add_option("--parent-fd", flags.parent_fd, "Exit at once when this pipe closes")->group("");
   app.add_flag("--executor", flags.executor)->group("");
   app.add_option("--channel-fd", flags.channel_fd)->group("");
@@ -311,7 +365,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? kDone : kUsage;
   }
   if (flags.executor) {
-    if (fcntl(flags.channel_fd, F_GETFD) >= 0) return RunAsExecutor(flags.channel_fd);
+    if (fcntl(flags.channel_fd, F_GETFD) >= 0) return RunAsExecutor(flags);
     std::cerr << "quern-worker: --executor is for quern-worker itself, which gives it a channel\n";
     return kUsage;
   }

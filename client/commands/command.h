@@ -44,6 +44,7 @@ std::unique_ptr<Command> NewJobsCommand();
 std::unique_ptr<Command> NewShowCommand();
 std::unique_ptr<Command> NewTasksCommand();
 std::unique_ptr<Command> NewWatchCommand();
+std::unique_ptr<Command> NewDownloadCommand();
 std::unique_ptr<Command> NewCancelCommand();
 std::unique_ptr<Command> NewPauseCommand();
 std::unique_ptr<Command> NewResumeCommand();

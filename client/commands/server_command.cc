@@ -63,6 +63,10 @@ absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ServerCommand::Connect() 
   return ConnectToServer(server_, security_, kConnectTimeout);
 }
 
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ServerCommand::ConnectChannel() const {
+  return client::ConnectChannel(server_, security_, kConnectTimeout);
+}
+
 void JobCommand::AddOptions(CLI::App& app) {
   app.add_option("job", job_, "The job: jobs/7, or 7")->required()->type_name("JOB");
   ServerCommand::AddOptions(app);

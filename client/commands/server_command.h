@@ -22,6 +22,7 @@ class ServerCommand : public Command {
  protected:
   // Connects, or says why not.
   absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> Connect() const;
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel() const;
 
  private:
   std::string server_ = kDefaultServer;

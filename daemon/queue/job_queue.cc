@@ -662,6 +662,7 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
       }
       return;
     case quern::v1::LINK_LOST:
+      // Says nothing of the task.
       return;
     default:
       WorkerFailed(worker, ref, failure.message());
@@ -1199,6 +1200,17 @@ std::vector<JobQueue::CommittedAttempt> JobQueue::CommittedAttempts(uint64_t id)
     out.push_back({i, record.committed_attempt(), record.label(), record.bytes_to_write()});
   }
   return out;
+}
+
+std::optional<JobQueue::LiveAttempt> JobQueue::FindLiveAttempt(uint64_t id, uint32_t task, uint32_t number) {
+  MutexLock lock(&mutex_);
+  const Attempt* const attempt = FindAttempt({id, task, number});
+  if (attempt == nullptr || attempt->stop) return std::nullopt;
+  const JobState& job = *FindJob(id);
+  LiveAttempt live;
+  if (job.tasks[task].record.has_output()) live.path = options_.attempt_path(job.record.spec().output(), task, number);
+  live.sends_output = attempt->record.send_output();
+  return live;
 }
 
 std::vector<uint64_t> JobQueue::ExpiredJobs(absl::Time before, size_t count) {

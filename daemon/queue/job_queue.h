@@ -75,7 +75,8 @@ struct SightProbe {
   std::string path;
   uint64_t size = 0;
   std::vector<uint64_t> offsets;
-  std::string samples;  // the bytes at the offsets, up to 4 KiB each
+  std::string samples;    // the bytes at the offsets, up to 4 KiB each
+  std::string create_in;  // a directory in which the worker must be able to create files; may be empty
 };
 
 // Digest that answers a challenge: SHA-256 over the nonce and the samples in order.
@@ -209,6 +210,12 @@ class JobQueue {
   };
   // Committed tasks that have a file, in order.
   std::vector<CommittedAttempt> CommittedAttempts(uint64_t job);
+  struct LiveAttempt {
+    std::string path;           // of its file; empty when the task has none
+    bool sends_output = false;  // over the data plane, as it was told with its grant
+  };
+  // An attempt that may still commit and is not to stop; any thread may ask, often.
+  std::optional<LiveAttempt> FindLiveAttempt(uint64_t job, uint32_t task, uint32_t attempt);
   // One above the number of every attempt of the job.
   uint32_t NextAttempt(uint64_t job);
 

@@ -164,6 +164,7 @@ JobQueue::Access JobQueue::ProveSight(WorkerState& worker, const JobState& job, 
     challenge.set_size(probe.size);
     challenge.mutable_offsets()->Assign(probe.offsets.begin(), probe.offsets.end());
     challenge.set_nonce(sight.nonce);
+    challenge.set_create_in(probe.create_in);
   }
   return access;
 }

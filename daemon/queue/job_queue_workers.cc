@@ -328,9 +328,11 @@ void JobQueue::HandleSight(WorkerState& worker, const quern::v1::SightAnswer& an
   it->second.state = seen ? Sight::kSeen : Sight::kBlind;
   it->second.time = options_.clock->Monotonic();
   if (!seen) {
+    const bool streams = options_.can_stream && options_.can_stream(worker.info, *job, answer.what());
     Log(absl::StrCat("worker ", worker.info.worker(), " does not see the ",
                      answer.what() == quern::v1::SightChallenge::OUTPUT ? "output" : "source", " of ", answer.job(),
-                     " and gets none of its tasks: ", answer.seen() ? "it read other bytes" : answer.detail()));
+                     streams ? " and streams it: " : " and gets none of its tasks: ",
+                     answer.seen() ? "it read other bytes" : answer.detail()));
   }
 }
 
@@ -482,6 +484,8 @@ void JobQueue::AddDesired(JobState& job, const AttemptRef& ref, const Attempt& a
   if (job.tasks[ref.task].record.has_output()) {
     desired.set_output_path(options_.attempt_path(job.record.spec().output(), ref.task, ref.attempt));
   }
+  desired.set_fetch_source(attempt.record.fetch_source());
+  desired.set_send_output(attempt.record.send_output());
   if (with_spec) specs->push_back({response->attempts_size() - 1, ref});
 }
 

@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "checkpoint/fingerprint.h"
+#include "daemon/publish/publish.h"
 
 namespace quern::daemon {
 namespace {
@@ -114,6 +115,7 @@ absl::StatusOr<std::vector<SightProbe>> MakeSightProbes(const quern::v1::JobSpec
   QUERN_RETURN_IF_ERROR(MakeDirectories(DirName(path)));
   QUERN_RETURN_IF_ERROR(WriteFileDurably(path, nonce));
   QUERN_RETURN_IF_ERROR(add(quern::v1::SightChallenge::OUTPUT, path));
+  probes.back().create_in = AttemptDirectory(spec.output());
   return probes;
 }
 

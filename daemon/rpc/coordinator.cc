@@ -144,6 +144,9 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   queue.retry_backoff = self->options_.retry_backoff;
   queue.settle = self->options_.settle;
   queue.long_poll = self->options_.long_poll;
+  queue.can_stream = [](const quern::v1::SynchronizeRequest& worker, uint64_t, quern::v1::SightChallenge::What) {
+    return worker.data_plane();
+  };
   queue.attempt_path = AttemptPath;
   queue.check_commit = [self](const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result) {
     return CheckCommit(spec, path, result, self->options_.file_patience);
@@ -366,11 +369,16 @@ absl::StatusOr<PlanSummary> Coordinator::LoadPlan(uint64_t job) {
   return plan;
 }
 
+absl::StatusOr<quern::v1::TaskSpec> Coordinator::LoadTask(uint64_t job, uint32_t index) {
+  QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', job, index)));
+  quern::v1::TaskSpec task;
+  if (!task.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(job, index)));
+  return task;
+}
+
 absl::StatusOr<std::vector<SightProbe>> Coordinator::SightOf(const JobRecord& record, const PlanSummary& plan) {
   if (record.tasks() == 0) return std::vector<SightProbe>();
-  QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', record.id(), 0)));
-  quern::v1::TaskSpec task;
-  if (!task.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(record.id(), 0)));
+  QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskSpec task, LoadTask(record.id(), 0));
   return MakeSightProbes(record.spec(), plan, &task);
 }
 

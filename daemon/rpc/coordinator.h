@@ -66,6 +66,10 @@ class Coordinator {
   void Inspect(const std::string& path, std::function<void(absl::StatusOr<quern::v1::InspectCheckpointResponse>)> done);
 
   JobQueue* queue() { return queue_.get(); }
+  // What the plan says of a task. Blocks on the store.
+  absl::StatusOr<quern::v1::TaskSpec> LoadTask(uint64_t job, uint32_t task);
+  // Where a path leads, if it may be read or written.
+  absl::StatusOr<std::string> ResolvePath(const std::string& path) const { return options_.paths.Resolve(path); }
   // Ends what waits; later calls are refused.
   void Shutdown();
 

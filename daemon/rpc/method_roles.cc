@@ -39,6 +39,11 @@ const std::vector<MethodRule>& AllMethodRules() {
       {"/quern.v1.Jobs/PlanJob", kSubmitters},
       {"/quern.v1.Jobs/InspectCheckpoint", kSubmitters},
       {"/quern.v1.Workers/Synchronize", kWorkers},
+      {"/quern.v1.Data/CheckSource", kWorkers},
+      {"/quern.v1.Data/ReadSource", kWorkers},
+      {"/quern.v1.Data/WriteShard", kWorkers},
+      {"/quern.v1.Data/ListResult", kReaders},
+      {"/quern.v1.Data/ReadResult", kReaders},
       // For probes, which have no tokens. They say whether the server runs and nothing else.
       {"/grpc.health.v1.Health/Check", kEverybody},
       {"/grpc.health.v1.Health/Watch", kEverybody},

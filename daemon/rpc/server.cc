@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
+#include "base/data_plane.h"
 #include "base/endpoint.h"
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -36,6 +37,8 @@ void SetLimits(const ServerLimits& limits, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(limits.ping));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, Milliseconds(kFastestPing));
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindow);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameSize);
   // gRPC puts a message together before it compares its length with the limit, and the length may be any: what waits to be put together
   // has a limit of its own, of all connections, beyond which it ends the calls that hold the most.
   grpc::ResourceQuota buffers("quernd");
@@ -73,6 +76,7 @@ Server::Server(Coordinator* coordinator, const ServerOptions& options)
     : coordinator_(coordinator),
       jobs_(coordinator, options.limits.streams),
       workers_(coordinator->queue()),
+      data_(coordinator, options.limits.streams),
       acceptor_(options.limits.connections, options.clock, options.log),
       tls_watch_(options.tls, options.log) {}
 
@@ -112,6 +116,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   builder.RegisterService(&server->jobs_);
   builder.RegisterService(&server->workers_);
+  builder.RegisterService(&server->data_);
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr) return absl::UnavailableError("gRPC could not start its server");
   QUERN_RETURN_IF_ERROR(server->acceptor_.Start());
@@ -132,6 +137,7 @@ void Server::Shutdown() {
   acceptor_.Stop();
   coordinator_->Shutdown();
   jobs_.Shutdown();
+  data_.Shutdown();
   // gRPC itself would wait for clients to close their connections, which one that is idle does not do. What counts is that calls are
   // answered.
   calls_.AwaitNone(kShutdownPatience);

@@ -16,6 +16,7 @@
 #include "base/tls_files.h"
 #include "daemon/rpc/call_log.h"
 #include "daemon/rpc/coordinator.h"
+#include "daemon/rpc/data_service.h"
 #include "daemon/rpc/guard.h"
 #include "daemon/rpc/listener.h"
 #include "daemon/rpc/log_limiter.h"
@@ -78,6 +79,7 @@ class Server {
   std::unique_ptr<Guard> guard_;
   JobsService jobs_;
   WorkersService workers_;
+  DataService data_;
   CallCounter calls_;
   Acceptor acceptor_;
   TlsWatch tls_watch_;

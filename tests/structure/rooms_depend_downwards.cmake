@@ -14,15 +14,16 @@ set(DEPS_daemon/rpc base checkpoint quant quern daemon/recipe daemon/manifest da
 set(DEPS_daemon base quern daemon/rpc daemon/queue)
 set(DEPS_worker/io base)
 set(DEPS_worker/pipeline base quant checkpoint quern worker/io)
+set(DEPS_worker/transfer base channel quern worker/io worker/pipeline)
 set(DEPS_worker/executor base quant quern worker/pipeline)
 set(DEPS_worker/supervisor base channel quant quern worker/executor worker/pipeline)
-set(DEPS_worker base channel quant quern worker/executor worker/pipeline worker/supervisor)
+set(DEPS_worker base channel quant quern worker/executor worker/pipeline worker/supervisor worker/transfer)
 set(DEPS_client base channel quern)
 
 # Library header pattern -> rooms that may include it.
 set(ONLY_liburing "^liburing" worker/io)
 set(ONLY_rocksdb "^rocksdb/" daemon/queue)
-set(ONLY_grpc "^grpc|\\.grpc\\.pb\\.h$" channel daemon/rpc daemon worker/supervisor worker client)
+set(ONLY_grpc "^grpc|\\.grpc\\.pb\\.h$" channel daemon/rpc daemon worker/supervisor worker/transfer worker client)
 set(ONLY_highway "^hwy/" quant)
 set(ONLY_cuda "^cuda" quant)
 set(LIBRARIES liburing rocksdb grpc highway cuda)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,8 @@ absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(Options options) 
 }
 
 absl::Status OutputFile::Open() {
+  // A sink may keep all of the window until it is durable, while the next bytes come in.
+  if (options_.sink != nullptr) return options_.sink->Begin(options_.size, layout_.output / 2);
   QUERN_ASSIGN_OR_RETURN(fd_, OpenFile(options_.path, O_WRONLY | O_CREAT | O_EXCL));
   created_ = true;
   if (options_.size > 0) {
@@ -68,6 +71,7 @@ OutputFile::~OutputFile() {
     stop_ = true;
     changed_.SignalAll();
   }
+  if (options_.sink != nullptr && !finished_) options_.sink->Cancel();
   if (writer_.joinable()) writer_.join();
   if (hasher_.joinable()) hasher_.join();
   {
@@ -99,13 +103,15 @@ void OutputFile::Complete(uint64_t offset, uint64_t size) {
 uint64_t OutputFile::Writable() const { return complete_ == options_.size ? complete_ : RoundDown(complete_, layout_.chunk); }
 
 void OutputFile::WriteLoop() {
+  // What a sink has under way is bounded by the window alone.
+  const int depth = options_.sink == nullptr ? kDepth : std::numeric_limits<int>::max();
   while (true) {
     uint64_t offset, size;
     {
       MutexLock lock(&mutex_);
       const absl::Time began = absl::Now();
       bool starved = false;
-      while (!stop_ && !failed_ && submitted_ < options_.size && (Writable() == submitted_ || in_flight_ >= kDepth)) {
+      while (!stop_ && !failed_ && submitted_ < options_.size && (Writable() == submitted_ || in_flight_ >= depth)) {
         starved = Writable() == submitted_;
         changed_.Wait(&mutex_);
       }
@@ -121,6 +127,16 @@ void OutputFile::WriteLoop() {
 }
 
 void OutputFile::StartWrite(uint64_t offset, uint64_t size) {
+  if (options_.sink != nullptr) {
+    options_.sink->Write(At(offset), size, [this, offset, size](absl::Status status) {
+      if (status.ok()) {
+        Written(offset, size);
+      } else {
+        Failed(status);
+      }
+    });
+    return;
+  }
   if (!direct_) {
     WriteBuffered(offset, size);
     return;
@@ -213,6 +229,12 @@ bool OutputFile::Drained(absl::Duration timeout) {
 absl::StatusOr<std::string> OutputFile::Finish() {
   writer_.join();
   hasher_.join();
+  if (options_.sink != nullptr) {
+    const std::string sha256 = sha_.Finish();
+    QUERN_RETURN_IF_ERROR(options_.sink->Finish(sha256));
+    finished_ = true;
+    return sha256;
+  }
   if (ftruncate(fd_.get(), static_cast<off_t>(options_.size)) != 0) return ErrnoToStatus(errno, "truncate", options_.path);
   if (fsync(fd_.get()) != 0) return ErrnoToStatus(errno, "fsync", options_.path);
   QUERN_RETURN_IF_ERROR(direct_fd_.Close(options_.path));

@@ -1,7 +1,8 @@
 // Writes one file from its first byte to its last through the output window of the buffer pool.
 //
 // Bytes are reserved in order, filled in place in any order by any thread, and then move on by themselves: one thread hashes them, another
-// writes whole chunks (O_DIRECT through io_uring, or buffered). The window's bytes are free again once both are done with them.
+// writes whole chunks (O_DIRECT through io_uring, or buffered) or hands them to a sink. The window's bytes are free again once both are
+// done with them.
 #ifndef QUERN_WORKER_IO_OUTPUT_FILE_H_
 #define QUERN_WORKER_IO_OUTPUT_FILE_H_
 
@@ -21,6 +22,7 @@
 #include "base/file.h"
 #include "base/mutex.h"
 #include "worker/io/buffer_pool.h"
+#include "worker/io/output_sink.h"
 #include "worker/io/uring.h"
 
 namespace quern::worker {
@@ -32,6 +34,7 @@ class OutputFile {
     uint64_t size = 0;                               // of the finished file
     const BufferPool* pool = nullptr;                // outlives the file
     Uring* uring = nullptr;                          // null: buffered writes. Outlives the file
+    OutputSink* sink = nullptr;                      // takes the place of a file at `path`. Outlives this
     std::atomic<uint64_t>* bytes_written = nullptr;  // counts; null: nobody asks
     std::function<void(absl::Status)> on_error;      // called from any thread, also more than once
   };
@@ -59,7 +62,7 @@ class OutputFile {
 
   // Whether every byte of the file is complete, hashed and written; waits for that up to `timeout`.
   bool Drained(absl::Duration timeout);
-  // After Drained: cuts the padding off, fsyncs file and directory, closes. Returns the SHA-256 of the file.
+  // After Drained: cuts the padding off, fsyncs file and directory, closes; or finishes the sink. Returns the SHA-256 of the file.
   absl::StatusOr<std::string> Finish();
 
   Times times() const;

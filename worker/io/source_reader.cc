@@ -245,6 +245,49 @@ class DirectReader : public SourceReader {
   std::unique_ptr<BufferedReader> buffered_ QUERN_GUARDED_BY(mutex_);
 };
 
+class FetchingReader : public SourceReader {
+ public:
+  FetchingReader(std::unique_ptr<SourceReader> local, RangeFetcher* fetcher) : local_(std::move(local)), fetcher_(fetcher) {}
+  ~FetchingReader() override {
+    MutexLock lock(&mutex_);
+    while (in_flight_ > 0) changed_.Wait(&mutex_);
+  }
+
+  absl::string_view name() const override { return fetched_ ? "fetched" : local_->name(); }
+
+  void Read(ReadRequest request) override {
+    if (!request.file->fetched) {
+      local_->Read(std::move(request));
+      return;
+    }
+    fetched_ = true;
+    {
+      MutexLock lock(&mutex_);
+      ++in_flight_;
+    }
+    fetcher_->Fetch(request.file->path, request.offset, request.buffer + request.offset % kIoBlock, request.size,
+                    [this, done = std::move(request.done)](absl::Status status) {
+                      done(std::move(status));
+                      MutexLock lock(&mutex_);
+                      --in_flight_;
+                      changed_.SignalAll();
+                    });
+  }
+
+  void Cancel() override {
+    local_->Cancel();
+    fetcher_->Cancel();
+  }
+
+ private:
+  const std::unique_ptr<SourceReader> local_;
+  RangeFetcher* const fetcher_;
+  std::atomic<bool> fetched_{false};
+  Mutex mutex_;
+  CondVar changed_;
+  uint64_t in_flight_ QUERN_GUARDED_BY(mutex_) = 0;
+};
+
 }  // namespace
 
 absl::StatusOr<ReaderMode> ParseReaderMode(absl::string_view name) {
@@ -293,6 +336,10 @@ absl::StatusOr<std::unique_ptr<SourceReader>> NewSourceReader(ReaderMode mode, U
   }
   if (uring == nullptr) return std::make_unique<BufferedReader>();
   return std::make_unique<DirectReader>(uring, /*fallback=*/true);
+}
+
+std::unique_ptr<SourceReader> NewFetchingReader(std::unique_ptr<SourceReader> local, RangeFetcher* fetcher) {
+  return std::make_unique<FetchingReader>(std::move(local), fetcher);
 }
 
 }  // namespace quern::worker

@@ -37,9 +37,15 @@ Engine::Engine(SourceReader* reader, BufferRing* input, int threads, TaskControl
 }
 
 void Engine::Stop() {
+  bool reading;
   {
     MutexLock lock(&mutex_);
     FailLocked(absl::CancelledError("the task has ended"));
+    reading = reading_ > 0;
+  }
+  if (reading) reader_->Cancel();
+  {
+    MutexLock lock(&mutex_);
     while (alive_ > 0) ended_.Wait(&mutex_);
     stop_ = true;
     ready_changed_.SignalAll();

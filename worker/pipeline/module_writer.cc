@@ -163,8 +163,7 @@ absl::Status ModuleWriter::ReserveSides() {
       return absl::OkStatus();
     }
     case SidePlace::kSpill: {
-      absl::StatusOr<std::unique_ptr<SpillFile>> spill =
-          SpillFile::Create(absl::StrCat(context_.options().output_path, ".spill"), side_size_);
+      absl::StatusOr<std::unique_ptr<SpillFile>> spill = context_.CreateSpill(side_size_);
       QUERN_RETURN_IF_ERROR(spill.status());
       spill_ = *std::move(spill);
       return absl::OkStatus();

@@ -11,7 +11,7 @@ namespace quern::worker {
 namespace {
 
 absl::StatusOr<quern::v1::TaskResult> Execute(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control) {
-  if (spec.has_write_shard() == options.output_path.empty()) {
+  if (spec.has_write_shard() == (options.output_path.empty() && options.sink == nullptr)) {
     return absl::InternalError(spec.has_write_shard() ? "the task writes a shard, but no output path was given"
                                                       : "the task writes nothing, but an output path was given");
   }

@@ -8,8 +8,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/path_map.h"
 #include "quern/v1/plan.pb.h"
 #include "quern/v1/workers.pb.h"
+#include "worker/io/output_sink.h"
+#include "worker/io/range_fetcher.h"
 #include "worker/io/source_reader.h"  // ReaderMode, ParseReaderMode
 
 namespace quern::worker {
@@ -18,7 +21,14 @@ struct TaskOptions {
   uint64_t memory = 0;  // bytes of the buffer pool, at least kMinimumTaskMemory: everything that grows with the data comes out of it
   int threads = 1;      // of the compute stage
   ReaderMode reader = ReaderMode::kAuto;
-  std::string output_path;  // opened with O_CREAT|O_EXCL; empty for tasks without output
+  std::string output_path;  // opened with O_CREAT|O_EXCL; empty for tasks without output, and with a sink
+
+  // For workers on other machines than the coordinator. Pointers may be null and outlive the task.
+  PathMap paths;                    // where the files that the plan names are here
+  RangeFetcher* fetcher = nullptr;  // fetches files that are not here
+  bool fetch_source = false;        // fetches all, and looks at none here
+  OutputSink* sink = nullptr;       // takes the output
+  std::string spool;                // with a sink: a directory here, for side tensors that do not fit the pool
 };
 
 // Shared with the thread that watches the task.
@@ -29,7 +39,8 @@ struct TaskControl {
 };
 
 // Blocks. On OK the output file is complete, fsynced, and so is its directory. On an error the partial file is removed, and
-// FailureOf(status) tells the reason.
+// FailureOf(status) tells the reason. A source file is the one that was planned if size, modification time and inode are the same; one
+// where only the latter two differ, as a copy on this machine would, if header and samples have the planned digests.
 absl::StatusOr<quern::v1::TaskResult> RunTask(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control);
 
 // The failure that a status of RunTask stands for: reason from a payload set where the error arose, else from the code (RESOURCE_EXHAUSTED

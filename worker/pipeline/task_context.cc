@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -14,6 +15,7 @@
 #include "base/dtype.h"
 #include "base/status_macros.h"
 #include "base/task_memory.h"
+#include "checkpoint/fingerprint.h"
 #include "quant/scheme.h"
 
 namespace quern::worker {
@@ -28,19 +30,6 @@ absl::Status Changed(const quern::v1::SourceFile& file, absl::string_view what) 
                      quern::v1::SOURCE_CHANGED);
 }
 
-// Size, modification time and inode, where the plan has them.
-absl::Status CheckIdentity(const quern::v1::SourceFile& file, int fd) {
-  struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoToStatus(errno, "stat", file.path());
-  if (static_cast<uint64_t>(info.st_size) != file.size()) {
-    return Changed(file, absl::StrCat("its size changed from ", file.size(), " to ", info.st_size));
-  }
-  const int64_t mtime_ns = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
-  if (file.mtime_ns() != 0 && mtime_ns != file.mtime_ns()) return Changed(file, "it was modified");
-  if (file.inode() != 0 && info.st_ino != file.inode()) return Changed(file, "it was replaced");
-  return absl::OkStatus();
-}
-
 absl::Status CheckHeader(const quern::v1::SourceFile& file, const SourceHandle& handle) {
   if (file.header_sha256().empty()) return absl::OkStatus();
   if (file.header_size() > handle.size) return Changed(file, "it is shorter than its header");
@@ -52,6 +41,21 @@ absl::Status CheckHeader(const quern::v1::SourceFile& file, const SourceHandle& 
     sha.Update(buffer.data(), size);
   }
   if (sha.Finish() != file.header_sha256()) return Changed(file, "its header changed");
+  return absl::OkStatus();
+}
+
+// Whether a file with another inode or modification time than planned has the planned samples: a copy.
+absl::Status CheckSamples(const quern::v1::SourceFile& file, const SourceHandle& handle, absl::string_view difference) {
+  if (file.sample_digest().empty()) return Changed(file, difference);
+  constexpr uint64_t kSampleSize = 4096;
+  std::string samples;
+  for (const uint64_t offset : checkpoint::SampleOffsets(handle.size)) {
+    char sample[kSampleSize];
+    const uint64_t size = std::min(kSampleSize, handle.size - offset);
+    QUERN_RETURN_IF_ERROR(ReadExactly(handle.fd.get(), offset, sample, size, handle.path));
+    samples.append(sample, size);
+  }
+  if (Xxh3_128Of(samples) != file.sample_digest()) return Changed(file, absl::StrCat(difference, ", and its content is another one"));
   return absl::OkStatus();
 }
 
@@ -133,12 +137,7 @@ absl::Status TaskContext::Start() {
     return absl::FailedPreconditionError(
         absl::StrCat("io_uring is refused here, use --reader auto: ", std::string(uring.status().message())));
   }
-  for (const quern::v1::SourceFile& file : spec_.source_files()) {
-    QUERN_ASSIGN_OR_RETURN(SourceHandle handle, Open(file.path()));
-    QUERN_RETURN_IF_ERROR(CheckIdentity(file, handle.fd.get()));
-    QUERN_RETURN_IF_ERROR(CheckHeader(file, handle));
-    sources_.push_back(std::move(handle));
-  }
+  for (const quern::v1::SourceFile& file : spec_.source_files()) QUERN_RETURN_IF_ERROR(AddSource(file));
   QUERN_ASSIGN_OR_RETURN(pool_, BufferPool::Create(PoolLayout::For(options_.memory, NeedsOf(spec_))));
   const PoolLayout& layout = pool_->layout();
   input_ = std::make_unique<BufferRing>(pool_->input(), layout.input);
@@ -151,6 +150,7 @@ absl::Status TaskContext::Start() {
     if (spec_.bytes_to_write() > layout.output && layout.output > 0) uring_->Register(pool_->output(), layout.output);
   }
   QUERN_ASSIGN_OR_RETURN(reader_, NewSourceReader(options_.reader, uring_.get()));
+  if (options_.fetcher != nullptr) reader_ = NewFetchingReader(std::move(reader_), options_.fetcher);
   engine_ = std::make_unique<Engine>(reader_.get(), input_.get(), std::max(options_.threads, 1), control_);
   return absl::OkStatus();
 }
@@ -167,6 +167,7 @@ absl::Status TaskContext::CreateOutput(uint64_t size) {
   options.size = size;
   options.pool = pool_.get();
   options.uring = uring_.get();
+  options.sink = options_.sink;
   options.bytes_written = &control_->bytes_written;
   options.on_error = [engine = engine_.get()](absl::Status status) { engine->Fail(std::move(status)); };
   QUERN_ASSIGN_OR_RETURN(output_, OutputFile::Create(std::move(options)));
@@ -177,16 +178,72 @@ absl::Status TaskContext::Reserve(uint64_t size) {
   return engine_->WaitUntil([&](absl::Duration timeout) { return output_->Reserve(size, timeout); });
 }
 
-absl::StatusOr<SourceHandle> TaskContext::Open(const std::string& path) const {
+absl::StatusOr<std::unique_ptr<SpillFile>> TaskContext::CreateSpill(uint64_t size) const {
+  if (options_.sink == nullptr) return SpillFile::Create(absl::StrCat(options_.output_path, ".spill"), size);
+  const std::string path = JoinPath(options_.spool, absl::StrCat("quern-spill-", getpid(), "-", reinterpret_cast<uintptr_t>(this)));
+  absl::StatusOr<std::unique_ptr<SpillFile>> spill = SpillFile::Create(path, size);
+  if (!absl::IsResourceExhausted(spill.status())) return spill;
+  // The job's own disk has room: it is this worker that cannot do the task.
+  return WithFailure(
+      absl::ResourceExhaustedError(absl::StrCat(spill.status().message(), "; ", size, " bytes are needed in the directory of --spool")),
+      quern::v1::IO_ERROR);
+}
+
+absl::StatusOr<SourceHandle> TaskContext::OpenHere(const std::string& path) const {
   const bool direct = uring_ != nullptr && (options_.reader == ReaderMode::kAuto || options_.reader == ReaderMode::kDirect);
-  return OpenSource(path, direct, options_.reader == ReaderMode::kDirect);
+  return OpenSource(options_.paths.Apply(path), direct, options_.reader == ReaderMode::kDirect);
+}
+
+absl::StatusOr<SourceHandle> TaskContext::Open(const std::string& path) const {
+  if (!options_.fetch_source) {
+    absl::StatusOr<SourceHandle> here = OpenHere(path);
+    // A worker may see most of the files: those beside the checkpoint may be elsewhere.
+    if (options_.fetcher == nullptr || !absl::IsNotFound(here.status())) return here;
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::vector<uint64_t> sizes, options_.fetcher->Check({path}, /*headers=*/true));
+  SourceHandle handle;
+  handle.path = path;
+  handle.size = sizes[0];
+  handle.fetched = true;
+  return handle;
+}
+
+absl::StatusOr<TaskContext::Identity> TaskContext::IdentityOf(const SourceHandle& handle) {
+  if (handle.fetched) return Identity();
+  struct stat info;
+  if (fstat(handle.fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", handle.path);
+  return Identity{static_cast<uint64_t>(info.st_size), int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec, info.st_ino};
+}
+
+absl::Status TaskContext::AddSource(const quern::v1::SourceFile& file) {
+  QUERN_ASSIGN_OR_RETURN(SourceHandle handle, Open(file.path()));
+  QUERN_ASSIGN_OR_RETURN(const Identity identity, IdentityOf(handle));
+  if (handle.size != file.size()) return Changed(file, absl::StrCat("its size changed from ", file.size(), " to ", handle.size));
+  if (!handle.fetched) {
+    QUERN_RETURN_IF_ERROR(CheckHeader(file, handle));
+    if (file.mtime_ns() != 0 && identity.mtime_ns != file.mtime_ns()) {
+      QUERN_RETURN_IF_ERROR(CheckSamples(file, handle, "it was modified"));
+    } else if (file.inode() != 0 && identity.inode != file.inode()) {
+      QUERN_RETURN_IF_ERROR(CheckSamples(file, handle, "it was replaced"));
+    }
+  }
+  sources_.push_back(std::move(handle));
+  identities_.push_back(identity);
+  return absl::OkStatus();
 }
 
 absl::Status TaskContext::CheckSourcesAgain() const {
-  for (int i = 0; i < spec_.source_files_size(); ++i) {
-    QUERN_RETURN_IF_ERROR(CheckIdentity(spec_.source_files(i), sources_[i].fd.get()));
+  std::vector<std::string> fetched;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].fetched) {
+      fetched.push_back(sources_[i].path);
+      continue;
+    }
+    QUERN_ASSIGN_OR_RETURN(const Identity identity, IdentityOf(sources_[i]));
+    if (identity != identities_[i]) return Changed(spec_.source_files(static_cast<int>(i)), "it was modified");
   }
-  return absl::OkStatus();
+  if (fetched.empty()) return absl::OkStatus();
+  return options_.fetcher->Check(fetched, /*headers=*/false).status();
 }
 
 void TaskContext::FillResult(quern::v1::TaskResult* result) const {

@@ -13,6 +13,7 @@
 #include "worker/io/buffer_pool.h"
 #include "worker/io/output_file.h"
 #include "worker/io/source_reader.h"
+#include "worker/io/spill_file.h"
 #include "worker/io/uring.h"
 #include "worker/pipeline/engine.h"
 #include "worker/pipeline/run_task.h"
@@ -30,8 +31,10 @@ class TaskContext {
   absl::Status CreateOutput(uint64_t size);
   // Reserves the next bytes of the output, which are at most OutputFile::MaxReserve(). Blocks.
   absl::Status Reserve(uint64_t size);
-  // One more file, which no evidence describes: a shard of an output.
+  // One more file, which no evidence describes: a shard of an output. `path` is the plan's.
   absl::StatusOr<SourceHandle> Open(const std::string& path) const;
+  // A file without a name, beside the output or in the spool directory.
+  absl::StatusOr<std::unique_ptr<SpillFile>> CreateSpill(uint64_t size) const;
   // Whether the sources still are what they were when the task began.
   absl::Status CheckSourcesAgain() const;
   // Reader, kernel target, times, counters and peak RSS.
@@ -53,7 +56,18 @@ class TaskContext {
  private:
   TaskContext(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control)
       : spec_(spec), options_(options), control_(control) {}
+  // What tells one state of a file on this machine from another.
+  struct Identity {
+    uint64_t size = 0;
+    int64_t mtime_ns = 0;
+    uint64_t inode = 0;
+    bool operator==(const Identity& other) const = default;
+  };
   absl::Status Start();
+  absl::StatusOr<SourceHandle> OpenHere(const std::string& path) const;
+  // Opens the file and compares it with its evidence.
+  absl::Status AddSource(const quern::v1::SourceFile& file);
+  static absl::StatusOr<Identity> IdentityOf(const SourceHandle& handle);
 
   const quern::v1::TaskSpec& spec_;
   const TaskOptions options_;
@@ -66,6 +80,7 @@ class TaskContext {
   std::unique_ptr<BufferRing> slabs_;
   std::unique_ptr<BufferRing> sets_;
   std::vector<SourceHandle> sources_;
+  std::vector<Identity> identities_;  // of the sources when they were opened; of fetched ones nothing
   std::unique_ptr<SourceReader> reader_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<OutputFile> output_;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
@@ -19,39 +20,46 @@ namespace {
 
 constexpr uint64_t kSampleSize = 4096;
 
-absl::StatusOr<std::string> DigestSamples(const quern::v1::SightChallenge& challenge) {
+absl::Status CreateFile(const std::string& directory, absl::string_view nonce) {
+  const std::string path = JoinPath(directory, absl::StrCat("sight-", HexDigest(nonce), "-", getpid()));
+  QUERN_RETURN_IF_ERROR(OpenFile(path, O_WRONLY | O_CREAT | O_EXCL).status());
+  return RemoveFile(path);
+}
+
+absl::StatusOr<std::string> DigestSamples(const quern::v1::SightChallenge& challenge, const PathMap& paths) {
   if (challenge.offsets_size() > kMaxSightSamples) {
     return absl::InvalidArgumentError(absl::StrCat(challenge.offsets_size(), " samples, more than ", kMaxSightSamples));
   }
+  const std::string path = paths.Apply(challenge.path());
   // Not blocking: the path may be a FIFO here.
-  QUERN_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(challenge.path(), O_RDONLY | O_NONBLOCK));
+  QUERN_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY | O_NONBLOCK));
   struct stat info;
-  if (fstat(file.get(), &info) != 0) return ErrnoToStatus(errno, "stat", challenge.path());
-  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(challenge.path(), " is no regular file"));
+  if (fstat(file.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
+  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
   const uint64_t size = info.st_size;
   if (size != challenge.size()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(challenge.path(), " has ", size, " bytes here, the coordinator sees ", challenge.size()));
+    return absl::FailedPreconditionError(absl::StrCat(path, " has ", size, " bytes here, the coordinator sees ", challenge.size()));
   }
   Sha256 digest;
   digest.Update(challenge.nonce());
   char sample[kSampleSize];
   for (const uint64_t offset : challenge.offsets()) {
     const uint64_t length = offset >= size ? 0 : std::min(kSampleSize, size - offset);
-    QUERN_RETURN_IF_ERROR(ReadExactly(file.get(), offset, sample, length, challenge.path()));
+    QUERN_RETURN_IF_ERROR(ReadExactly(file.get(), offset, sample, length, path));
     digest.Update(sample, length);
   }
+  if (!challenge.create_in().empty()) QUERN_RETURN_IF_ERROR(CreateFile(paths.Apply(challenge.create_in()), challenge.nonce()));
   return digest.Finish();
 }
 
 }  // namespace
 
-quern::v1::SightAnswer AnswerSight(const quern::v1::SightChallenge& challenge) {
+quern::v1::SightAnswer AnswerSight(const quern::v1::SightChallenge& challenge, const PathMap& paths) {
   quern::v1::SightAnswer answer;
   answer.set_job(challenge.job());
   answer.set_what(challenge.what());
   answer.set_nonce(challenge.nonce());
-  const absl::StatusOr<std::string> digest = DigestSamples(challenge);
+  const absl::StatusOr<std::string> digest = DigestSamples(challenge, paths);
   answer.set_seen(digest.ok());
   if (digest.ok()) {
     answer.set_digest(*digest);

@@ -29,12 +29,13 @@ class SightTest : public ::testing::Test {
   absl::StatusOr<TempDir> dir_ = TempDir::Make("sight_test");
   std::string content_;
   quern::v1::SightChallenge challenge_;
+  PathMap paths_;
 };
 
 TEST_F(SightTest, DigestsNonceAndSamplesInOrder) {
   challenge_.add_offsets(4096);
   challenge_.add_offsets(0);
-  const quern::v1::SightAnswer answer = AnswerSight(challenge_);
+  const quern::v1::SightAnswer answer = AnswerSight(challenge_, paths_);
   EXPECT_TRUE(answer.seen());
   EXPECT_EQ(answer.job(), "jobs/1");
   EXPECT_EQ(answer.what(), quern::v1::SightChallenge::SOURCE);
@@ -46,19 +47,19 @@ TEST_F(SightTest, SamplesAreClippedAtTheEnd) {
   challenge_.add_offsets(9'000);
   challenge_.add_offsets(10'000);
   challenge_.add_offsets(1'000'000);
-  EXPECT_EQ(AnswerSight(challenge_).digest(), Sha256Of("nonce" + content_.substr(9'000)));
+  EXPECT_EQ(AnswerSight(challenge_, paths_).digest(), Sha256Of("nonce" + content_.substr(9'000)));
 }
 
 TEST_F(SightTest, AnotherSizeIsNotSeen) {
   challenge_.set_size(10'001);
-  const quern::v1::SightAnswer answer = AnswerSight(challenge_);
+  const quern::v1::SightAnswer answer = AnswerSight(challenge_, paths_);
   EXPECT_FALSE(answer.seen());
   EXPECT_THAT(answer.detail(), HasSubstr("has 10000 bytes here, the coordinator sees 10001"));
 }
 
 TEST_F(SightTest, MissingFileIsNotSeen) {
   challenge_.set_path(path() + ".gone");
-  const quern::v1::SightAnswer answer = AnswerSight(challenge_);
+  const quern::v1::SightAnswer answer = AnswerSight(challenge_, paths_);
   EXPECT_FALSE(answer.seen());
   EXPECT_THAT(answer.detail(), HasSubstr("shard.gone"));
 }
@@ -66,12 +67,33 @@ TEST_F(SightTest, MissingFileIsNotSeen) {
 TEST_F(SightTest, FifoIsNotSeenAndDoesNotBlock) {
   challenge_.set_path(path() + ".fifo");
   ASSERT_EQ(mkfifo(challenge_.path().c_str(), 0600), 0);
-  EXPECT_THAT(AnswerSight(challenge_).detail(), HasSubstr("no regular file"));
+  EXPECT_THAT(AnswerSight(challenge_, paths_).detail(), HasSubstr("no regular file"));
+}
+
+TEST_F(SightTest, CoordinatorsPathIsMapped) {
+  QUERN_ASSERT_OK(paths_.Add("/elsewhere=" + dir_->path()));
+  challenge_.set_path("/elsewhere/shard");
+  challenge_.set_create_in("/elsewhere");
+  challenge_.add_offsets(0);
+  EXPECT_EQ(AnswerSight(challenge_, paths_).digest(), Sha256Of("nonce" + content_.substr(0, 4096)));
+}
+
+TEST_F(SightTest, DirectoryThatTakesAFileIsSeenAndLeftAsItWas) {
+  challenge_.set_create_in(dir_->path());
+  EXPECT_TRUE(AnswerSight(challenge_, paths_).seen());
+  EXPECT_THAT(ListDirectory(dir_->path()), IsOkAndHolds(::testing::ElementsAre("shard")));
+}
+
+TEST_F(SightTest, DirectoryThatTakesNoFileIsNotSeen) {
+  challenge_.set_create_in(JoinPath(dir_->path(), "gone"));
+  const quern::v1::SightAnswer answer = AnswerSight(challenge_, paths_);
+  EXPECT_FALSE(answer.seen());
+  EXPECT_THAT(answer.detail(), HasSubstr("gone/sight-"));
 }
 
 TEST_F(SightTest, TooManySamplesAreNotRead) {
   for (int i = 0; i <= kMaxSightSamples; ++i) challenge_.add_offsets(0);
-  EXPECT_THAT(AnswerSight(challenge_).detail(), HasSubstr("4097 samples"));
+  EXPECT_THAT(AnswerSight(challenge_, paths_).detail(), HasSubstr("4097 samples"));
 }
 
 }  // namespace

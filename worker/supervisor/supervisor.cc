@@ -157,10 +157,10 @@ void Supervisor::OnAnswer(const absl::Status& status, quern::v1::SynchronizeResp
 
 void Supervisor::AnswerChallenges(std::vector<quern::v1::SightChallenge> challenges) {
   // On a thread that nobody waits for: a network filesystem may hang, renewals must not.
-  std::thread([this, inbox = inbox_, challenges = std::move(challenges)] {
+  std::thread([this, inbox = inbox_, paths = options_.paths, challenges = std::move(challenges)] {
     for (const quern::v1::SightChallenge& challenge : challenges) {
       // `this` is used by Run's thread only, which takes nothing from the inbox after the supervisor's end.
-      inbox->Post([this, answer = AnswerSight(challenge)] { state_.OnSight(answer); });
+      inbox->Post([this, answer = AnswerSight(challenge, paths)] { state_.OnSight(answer); });
     }
   }).detach();
 }

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/path_map.h"
 #include "worker/supervisor/cgroup.h"
 #include "worker/supervisor/executor_process.h"
 #include "worker/supervisor/sync_transport.h"
@@ -21,6 +22,7 @@ enum class LogLevel { kInfo, kWarning, kError };
 
 struct SupervisorOptions {
   WorkerInfo info;
+  PathMap paths;                           // from the coordinator's paths to those here
   std::vector<std::string> executor_argv;  // see ExecutorProcess::Options
   std::unique_ptr<SyncTransport> transport;
   Clock* clock = Clock::Real();

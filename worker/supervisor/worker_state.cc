@@ -71,6 +71,7 @@ quern::v1::SynchronizeRequest WorkerState::StartCall(absl::Duration now) {
   sight_told_ = sight_.size();
   if (info_.available_until != absl::InfiniteDuration()) ToProto(info_.available_until - now, request.mutable_available_for());
   request.set_draining(draining_);
+  request.set_data_plane(info_.data_plane);
   request.set_may_wait(may_wait_ && !news());
 
   call_out_ = true;
@@ -143,6 +144,8 @@ void WorkerState::Consider(quern::v1::DesiredAttempt* desired, Actions* actions)
     start.set_output_path(desired->output_path());
     start.set_memory(status.memory());
     start.set_threads(info_.threads);
+    start.set_fetch_source(desired->fetch_source());
+    start.set_send_output(desired->send_output());
     start.set_reader(desired->reader().empty() || desired->reader() == "auto" ? info_.reader : desired->reader());
     actions->start.push_back(std::move(start));
   } else {

@@ -36,7 +36,8 @@ struct WorkerInfo {
   std::vector<quern::v1::Device> devices;
   // On the monotonic clock: when the machine goes away. Infinite: no limit known.
   absl::Duration available_until = absl::InfiniteDuration();
-  std::string reader;  // for attempts whose job does not choose one
+  std::string reader;       // for attempts whose job does not choose one
+  bool data_plane = false;  // its executors have one
 };
 
 // Not thread-safe. Every `now` is the monotonic clock's.

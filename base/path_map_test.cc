@@ -1,0 +1,48 @@
+#include "base/path_map.h"
+
+#include "base/status_matchers.h"
+
+namespace quern {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(PathMapTest, LongestPrefixOfWholeComponentsIsReplaced) {
+  PathMap map;
+  QUERN_ASSERT_OK(map.Add("/mnt/a=/data"));
+  QUERN_ASSERT_OK(map.Add("/mnt/a/models/=/fast/"));
+  EXPECT_EQ(map.Apply("/mnt/a/x"), "/data/x");
+  EXPECT_EQ(map.Apply("/mnt/a"), "/data");
+  EXPECT_EQ(map.Apply("/mnt/a/models/m/x"), "/fast/m/x");
+  EXPECT_EQ(map.Apply("/mnt/a/models2/x"), "/data/models2/x");
+  EXPECT_EQ(map.Apply("/mnt/ab/x"), "/mnt/ab/x");
+  EXPECT_EQ(map.Apply("/other"), "/other");
+}
+
+TEST(PathMapTest, RootMayStandOnBothSides) {
+  PathMap below;
+  QUERN_ASSERT_OK(below.Add("/=/nfs/host"));
+  EXPECT_EQ(below.Apply("/models/x"), "/nfs/host/models/x");
+  PathMap above;
+  QUERN_ASSERT_OK(above.Add("/nfs/host=/"));
+  EXPECT_EQ(above.Apply("/nfs/host/models/x"), "/models/x");
+  EXPECT_EQ(above.Apply("/nfs/host"), "/");
+}
+
+TEST(PathMapTest, EqualsSignsMayStandInPaths) {
+  PathMap map;
+  QUERN_ASSERT_OK(map.Add("/mnt/run=3/a=/data"));
+  EXPECT_EQ(map.Apply("/mnt/run=3/a/x"), "/data/x");
+}
+
+TEST(PathMapTest, WhatIsNoMappingIsRefused) {
+  PathMap map;
+  for (const char* text : {"", "/a", "a=/b", "/a=b", "=", "/a="}) {
+    EXPECT_THAT(map.Add(text), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("/mnt/a=/mnt/b"))) << text;
+  }
+  QUERN_ASSERT_OK(map.Add("/a=/b"));
+  EXPECT_THAT(map.Add("/a/=/c"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("twice")));
+}
+
+}  // namespace
+}  // namespace quern

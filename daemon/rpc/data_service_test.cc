@@ -1,0 +1,560 @@
+// The data plane of a real coordinator, called through real stubs over a unix socket. The test plays a worker without files.
+#include "daemon/rpc/data_service.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/byte_size.h"
+#include "base/data_plane.h"
+#include "base/digest.h"
+#include "base/file.h"
+#include "base/status_matchers.h"
+#include "daemon/publish/publish.h"
+#include "daemon/queue/job_store.h"
+#include "daemon/rpc/server.h"
+#include "grpcpp/grpcpp.h"
+#include "quant/numerics_version.h"
+#include "quern/v1/jobs.grpc.pb.h"
+#include "quern/v1/workers.grpc.pb.h"
+
+namespace quern::daemon {
+namespace {
+
+using quern::v1::AttemptStatus;
+using quern::v1::DesiredAttempt;
+using quern::v1::Job;
+using quern::v1::ReadSourceRequest;
+using quern::v1::ReadSourceResponse;
+using quern::v1::SynchronizeRequest;
+using quern::v1::SynchronizeResponse;
+using quern::v1::WriteShardRequest;
+using quern::v1::WriteShardResponse;
+using testing::HasSubstr;
+
+std::string ReasonIn(const grpc::Status& status) {
+  quern::v1::ErrorStatus details;
+  quern::v1::ErrorInfo info;
+  if (!details.ParseFromString(status.error_details()) || details.details_size() != 1) return "";
+  EXPECT_TRUE(info.ParseFromString(details.details(0).value()));
+  return info.reason();
+}
+
+class DataServiceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    source_ = JoinPath(directory_.path(), "src");
+    output_ = JoinPath(directory_.path(), "out");
+    const std::string original = "tests/data/laguna-micro";
+    QUERN_ASSERT_OK(MakeDirectories(source_));
+    QUERN_ASSERT_OK_AND_ASSIGN(const auto names, ListDirectory(original));
+    for (const std::string& name : names) {
+      QUERN_ASSERT_OK_AND_ASSIGN(const std::string content, ReadFileToString(JoinPath(original, name)));
+      QUERN_ASSERT_OK(WriteFileDurably(JoinPath(source_, name), content));
+    }
+    store_ = NewMemoryJobStore();
+    Start();
+  }
+  void TearDown() override { Stop(); }
+
+  void Start() {
+    CoordinatorOptions options;
+    options.store = store_.get();
+    options.clock = Clock::Real();
+    options.owner = "the test";
+    auto coordinator = Coordinator::Start(std::move(options));
+    ASSERT_THAT(coordinator, IsOk());
+    coordinator_ = *std::move(coordinator);
+    const std::string address = absl::StrCat("unix:", JoinPath(directory_.path(), "s.sock"));
+    auto server = Server::Start(coordinator_.get(), {address});
+    ASSERT_THAT(server, IsOk());
+    server_ = *std::move(server);
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    const auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+    jobs_ = quern::v1::Jobs::NewStub(channel);
+    workers_ = quern::v1::Workers::NewStub(channel);
+    data_ = quern::v1::Data::NewStub(channel);
+  }
+  void Stop() {
+    server_.reset();
+    coordinator_.reset();
+  }
+
+  Job Create() {
+    quern::v1::CreateJobRequest request;
+    request.set_request_id("request");
+    request.mutable_spec()->set_operation(quern::v1::QUANTIZE);
+    request.mutable_spec()->set_output(output_);
+    quern::v1::QuantizeSpec& quantize = *request.mutable_spec()->mutable_quantize();
+    quantize.set_source(source_);
+    quantize.set_scheme("W4A16_ASYM");
+    quantize.set_group_size("32");
+    quantize.add_targets("routed_experts");
+    quantize.set_max_shard_size(512 * kKiB);
+    grpc::ClientContext context;
+    Job job;
+    const grpc::Status status = jobs_->CreateJob(&context, request, &job);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return job;
+  }
+  Job Get(const std::string& name) {
+    grpc::ClientContext context;
+    quern::v1::GetJobRequest request;
+    request.set_name(name);
+    Job job;
+    EXPECT_TRUE(jobs_->GetJob(&context, request, &job).ok());
+    return job;
+  }
+
+  static SynchronizeRequest Worker(bool data_plane = true) {
+    SynchronizeRequest request;
+    request.set_worker("elsewhere");
+    request.set_incarnation("first");
+    request.set_host("host");
+    request.set_version("1");
+    request.set_numerics_version(quant::kNumericsVersion);
+    request.set_slots(1);
+    request.set_memory(512 * kMiB);
+    request.set_data_plane(data_plane);
+    return request;
+  }
+  SynchronizeResponse Sync(const SynchronizeRequest& request) {
+    grpc::ClientContext context;
+    SynchronizeResponse response;
+    const grpc::Status status = workers_->Synchronize(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  // Says that it sees nothing, until an attempt is granted.
+  DesiredAttempt NextGrant(SynchronizeRequest request = Worker()) {
+    while (true) {
+      const SynchronizeResponse response = Sync(request);
+      for (const DesiredAttempt& attempt : response.attempts()) {
+        if (attempt.has_spec()) return attempt;
+      }
+      request = Worker();
+      request.set_may_wait(response.challenges().empty());
+      for (const auto& challenge : response.challenges()) {
+        quern::v1::SightAnswer& answer = *request.add_sight();
+        answer.set_job(challenge.job());
+        answer.set_what(challenge.what());
+        answer.set_nonce(challenge.nonce());
+        answer.set_detail("not here");
+      }
+    }
+  }
+
+  // One stream: all ranges in one message. The bytes of each, as far as they came.
+  grpc::Status Read(const quern::v1::AttemptId& id, const std::vector<ReadSourceRequest::Range>& ranges, std::vector<std::string>* read) {
+    grpc::ClientContext context;
+    const auto stream = data_->ReadSource(&context);
+    ReadSourceRequest request;
+    *request.mutable_attempt() = id;
+    for (const auto& range : ranges) *request.add_ranges() = range;
+    EXPECT_TRUE(stream->Write(request));
+    stream->WritesDone();
+    read->assign(ranges.size(), "");
+    ReadSourceResponse response;
+    while (stream->Read(&response)) {
+      uint64_t total = 0;
+      for (const quern::v1::Chunk& chunk : response.chunks()) {
+        std::string& bytes = (*read)[chunk.range()];
+        EXPECT_EQ(chunk.offset(), ranges[chunk.range()].offset() + bytes.size());
+        EXPECT_EQ(chunk.xxh3(), Xxh3Of(chunk.data().data(), chunk.data().size()));
+        bytes += chunk.data();
+        total += chunk.data().size();
+      }
+      EXPECT_LE(total, kLargestChunk);
+    }
+    return stream->Finish();
+  }
+  static ReadSourceRequest::Range Range(uint64_t number, const std::string& path, uint64_t offset, uint64_t size) {
+    ReadSourceRequest::Range range;
+    range.set_number(number);
+    range.set_path(path);
+    range.set_offset(offset);
+    range.set_size(size);
+    return range;
+  }
+  grpc::Status Check(const DesiredAttempt& attempt, const std::string& path, uint64_t* size) {
+    grpc::ClientContext context;
+    quern::v1::CheckSourceRequest request;
+    *request.mutable_attempt() = attempt.id();
+    request.add_paths(path);
+    request.set_headers(true);
+    quern::v1::CheckSourceResponse response;
+    const grpc::Status status = data_->CheckSource(&context, request, &response);
+    *size = response.sizes_size() == 1 ? response.sizes(0) : 0;
+    return status;
+  }
+
+  // A stream of an upload.
+  class Upload {
+   public:
+    Upload(quern::v1::Data::Stub* data, const quern::v1::AttemptId& id, uint64_t size, uint64_t durable, uint64_t sync_every = 1)
+        : stream_(data->WriteShard(&context_)) {
+      WriteShardRequest request;
+      *request.mutable_open()->mutable_attempt() = id;
+      request.mutable_open()->set_size(size);
+      request.mutable_open()->set_durable(durable);
+      request.mutable_open()->set_sync_every(sync_every);
+      stream_->Write(request);
+    }
+    ~Upload() { context_.TryCancel(); }
+    // The next answer; false when the stream has ended.
+    bool Answer(WriteShardResponse* response) { return stream_->Read(response); }
+    uint64_t Durable() {
+      WriteShardResponse response;
+      EXPECT_TRUE(Answer(&response));
+      return response.durable();
+    }
+    void Send(uint64_t offset, const std::string& data, bool garble = false) {
+      WriteShardRequest request;
+      request.mutable_chunk()->set_offset(offset);
+      request.mutable_chunk()->set_data(data);
+      request.mutable_chunk()->set_xxh3(Xxh3Of(data.data(), data.size()) + (garble ? 1 : 0));
+      stream_->Write(request);
+    }
+    void Finish() {
+      WriteShardRequest request;
+      request.set_finish("sha");
+      stream_->Write(request);
+    }
+    grpc::Status End() {
+      WriteShardResponse response;
+      while (stream_->Read(&response)) {
+      }
+      return stream_->Finish();
+    }
+
+   private:
+    grpc::ClientContext context_;
+    const std::unique_ptr<grpc::ClientReaderWriter<WriteShardRequest, WriteShardResponse>> stream_;
+  };
+
+  // What the worker would send, as far as the coordinator looks at it.
+  static std::string Shard(const DesiredAttempt& attempt) {
+    std::string content = attempt.spec().write_shard().header();
+    content.resize(attempt.spec().write_shard().file_size(), 'w');
+    return content;
+  }
+  static AttemptStatus Completed(const DesiredAttempt& attempt, const std::string& content) {
+    AttemptStatus status;
+    *status.mutable_id() = attempt.id();
+    status.set_state(AttemptStatus::COMPLETED);
+    quern::v1::TaskResult& result = *status.mutable_result();
+    result.set_file_size(content.size());
+    result.set_sha256(Sha256Of(content));
+    result.set_header_sha256(Sha256Of(attempt.spec().write_shard().header()));
+    for (const quern::v1::ShardUnit& unit : attempt.spec().write_shard().units()) {
+      quern::v1::ViewDigest& digest = *result.add_source_digests();
+      digest.set_tensor(unit.has_copy() ? unit.copy().source().tensor() : unit.quantize().weight().tensor());
+      digest.set_digest(std::string(16, 'd'));
+      if (unit.has_quantize()) result.add_errors()->set_module(unit.quantize().module());
+    }
+    return status;
+  }
+  void SendWhole(const DesiredAttempt& attempt, const std::string& content) {
+    Upload upload(data_.get(), attempt.id(), content.size(), 0, content.size());
+    EXPECT_EQ(upload.Durable(), 0);
+    for (uint64_t at = 0; at < content.size(); at += kLargestChunk) upload.Send(at, content.substr(at, kLargestChunk));
+    EXPECT_EQ(upload.Durable(), content.size());
+    upload.Finish();
+    WriteShardResponse response;
+    ASSERT_TRUE(upload.Answer(&response));
+    EXPECT_TRUE(response.finished());
+  }
+
+  const TempDir directory_ = TempDir::Make("quern-data-test").value();
+  std::string source_, output_;
+  std::unique_ptr<JobStore> store_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<quern::v1::Jobs::Stub> jobs_;
+  std::unique_ptr<quern::v1::Workers::Stub> workers_;
+  std::unique_ptr<quern::v1::Data::Stub> data_;
+};
+
+TEST_F(DataServiceTest, BlindWorkerIsGrantedStreams) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  EXPECT_TRUE(attempt.fetch_source());
+  EXPECT_TRUE(attempt.send_output());
+}
+
+TEST_F(DataServiceTest, RangesOfPlannedFilesAreServed) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  ASSERT_GT(attempt.spec().source_files_size(), 0);
+  const std::string& path = attempt.spec().source_files(0).path();
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string content, ReadFileToString(path));
+  uint64_t size = 0;
+  EXPECT_TRUE(Check(attempt, path, &size).ok());
+  EXPECT_EQ(size, content.size());
+  std::vector<ReadSourceRequest::Range> ranges = {Range(0, path, 0, content.size()), Range(1, "", 100, 7)};
+  for (uint64_t i = 2; i < 1500; ++i) ranges.push_back(Range(i, "", i, 3));
+  std::vector<std::string> read;
+  const grpc::Status status = Read(attempt.id(), ranges, &read);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(read[0], content);
+  EXPECT_EQ(read[1], content.substr(100, 7));
+  for (uint64_t i = 2; i < 1500; ++i) ASSERT_EQ(read[i], content.substr(i, 3));
+}
+
+TEST_F(DataServiceTest, OtherFilesAndOtherRangesAreRefused) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  const std::string& path = attempt.spec().source_files(0).path();
+  std::vector<std::string> read;
+  for (const std::string& other :
+       {JoinPath(source_, "config.json"), std::string("/etc/passwd"), absl::StrCat(source_, "/../src/", BaseName(path))}) {
+    const grpc::Status status = Read(attempt.id(), {Range(0, other, 0, 1)}, &read);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << other;
+    EXPECT_EQ(ReasonIn(status), "PATH_NOT_ALLOWED");
+    uint64_t size = 0;
+    EXPECT_EQ(Check(attempt, other, &size).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  }
+  QUERN_ASSERT_OK_AND_ASSIGN(const uint64_t size, FileSize(path));
+  EXPECT_EQ(Read(attempt.id(), {Range(0, path, size, 1)}, &read).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(Read(attempt.id(), {Range(0, path, UINT64_MAX, 2)}, &read).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(Read(attempt.id(), {Range(0, path, 0, 0)}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Read(attempt.id(), {Range(0, "", 0, 1)}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(DataServiceTest, ChangedSourceIsTold) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  const std::string& path = attempt.spec().source_files(0).path();
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string content, ReadFileToString(path));
+  // Another file with the same bytes.
+  QUERN_ASSERT_OK(WriteFileDurably(path, content));
+  std::vector<std::string> read;
+  const grpc::Status status = Read(attempt.id(), {Range(0, path, 0, 1)}, &read);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(ReasonIn(status), "SOURCE_CHANGED");
+  uint64_t size = 0;
+  EXPECT_EQ(ReasonIn(Check(attempt, path, &size)), "SOURCE_CHANGED");
+  QUERN_ASSERT_OK(RemoveFile(path));
+  EXPECT_EQ(Check(attempt, path, &size).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(DataServiceTest, FencedAttemptsGetNothingAndSendNothing) {
+  const Job job = Create();
+  const DesiredAttempt attempt = NextGrant();
+  const std::string& path = attempt.spec().source_files(0).path();
+  Upload upload(data_.get(), attempt.id(), 1000, 0);
+  EXPECT_EQ(upload.Durable(), 0);
+  upload.Send(0, "abc");
+  EXPECT_EQ(upload.Durable(), 3);
+  grpc::ClientContext context;
+  quern::v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  Job cancelled;
+  ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &cancelled).ok());
+  upload.Send(3, "def");
+  const grpc::Status ended = upload.End();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(ReasonIn(ended), "FENCED");
+  EXPECT_EQ(FileSize(attempt.output_path()).value_or(0), 3);
+  EXPECT_EQ(ReasonIn(Upload(data_.get(), attempt.id(), 1000, 3).End()), "FENCED");
+  std::vector<std::string> read;
+  EXPECT_EQ(ReasonIn(Read(attempt.id(), {Range(0, path, 0, 1)}, &read)), "FENCED");
+  quern::v1::AttemptId unknown = attempt.id();
+  unknown.set_attempt(77);
+  EXPECT_EQ(ReasonIn(Read(unknown, {Range(0, path, 0, 1)}, &read)), "FENCED");
+  unknown.set_job("nonsense");
+  EXPECT_EQ(Read(unknown, {Range(0, path, 0, 1)}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(DataServiceTest, UploadGoesOnAfterABreakAndTheNewerStreamWins) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  const std::string content = Shard(attempt);
+  Upload first(data_.get(), attempt.id(), content.size(), 0);
+  EXPECT_EQ(first.Durable(), 0);
+  first.Send(0, content.substr(0, 1000));
+  EXPECT_EQ(first.Durable(), 1000);
+  first.Send(1000, content.substr(1000, 500));
+  EXPECT_EQ(first.Durable(), 1500);
+  // The answer of the last one may have been lost.
+  Upload second(data_.get(), attempt.id(), content.size(), 1000);
+  EXPECT_EQ(second.Durable(), 1500);
+  first.Send(1500, content.substr(1500, 10));
+  EXPECT_EQ(first.End().error_code(), grpc::StatusCode::ABORTED);
+  second.Send(1500, content.substr(1500, 10));
+  EXPECT_EQ(second.Durable(), 1510);
+  second.Send(1500, content.substr(1500, 10));
+  EXPECT_EQ(second.End().error_code(), grpc::StatusCode::ABORTED);
+  Upload garbled(data_.get(), attempt.id(), content.size(), 1510);
+  EXPECT_EQ(garbled.Durable(), 1510);
+  garbled.Send(1510, content.substr(1510, 10), /*garble=*/true);
+  EXPECT_EQ(garbled.End().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(FileSize(attempt.output_path()).value_or(0), 1510);
+}
+
+TEST_F(DataServiceTest, UploadGoesOnAfterARestart) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  const std::string content = Shard(attempt);
+  {
+    Upload upload(data_.get(), attempt.id(), content.size(), 0, 1000);
+    EXPECT_EQ(upload.Durable(), 0);
+    upload.Send(0, content.substr(0, 1000));
+    EXPECT_EQ(upload.Durable(), 1000);
+    upload.Send(1000, content.substr(1000, 600));  // never acknowledged
+    while (FileSize(attempt.output_path()).value_or(0) < 1600) {
+    }
+  }
+  Stop();
+  Start();
+  Upload upload(data_.get(), attempt.id(), content.size(), 1000, content.size());
+  EXPECT_EQ(upload.Durable(), 1000) << "what no sender was told of is not trusted";
+  for (uint64_t at = 1000; at < content.size(); at += kLargestChunk) upload.Send(at, content.substr(at, kLargestChunk));
+  EXPECT_EQ(upload.Durable(), content.size());
+  upload.Finish();
+  WriteShardResponse response;
+  ASSERT_TRUE(upload.Answer(&response));
+  EXPECT_TRUE(response.finished());
+  EXPECT_THAT(ReadFileToString(attempt.output_path()), IsOkAndHolds(content));
+  // The answer was lost: the end is told again.
+  Upload again(data_.get(), attempt.id(), content.size(), content.size());
+  EXPECT_EQ(again.Durable(), content.size());
+  again.Finish();
+  ASSERT_TRUE(again.Answer(&response));
+  EXPECT_TRUE(response.finished());
+  EXPECT_THAT(ReadFileToString(attempt.output_path()), IsOkAndHolds(content));
+}
+
+TEST_F(DataServiceTest, LostBytesAreTold) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  EXPECT_EQ(Upload(data_.get(), attempt.id(), 1000, 10).End().error_code(), grpc::StatusCode::DATA_LOSS);
+}
+
+TEST_F(DataServiceTest, WrongUploadsAreRefused) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  {
+    Upload longer(data_.get(), attempt.id(), 4, 0);
+    EXPECT_EQ(longer.Durable(), 0);
+    longer.Send(0, "12345");
+    EXPECT_EQ(longer.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  {
+    Upload early(data_.get(), attempt.id(), 4, 0);
+    EXPECT_EQ(early.Durable(), 0);
+    early.Finish();
+    EXPECT_EQ(early.End().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  {
+    Upload large(data_.get(), attempt.id(), 4, 0);
+    EXPECT_EQ(large.Durable(), 0);
+    large.Send(0, std::string(kLargestChunk + 1, 'x'));
+    EXPECT_EQ(large.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  grpc::ClientContext context;
+  const auto stream = data_->WriteShard(&context);
+  WriteShardRequest request;
+  request.mutable_chunk()->set_data("no opening");
+  stream->Write(request);
+  WriteShardResponse response;
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(DataServiceTest, ResultOfAJobIsListedAndRead) {
+  const Job job = Create();
+  quern::v1::ListResultRequest list_request;
+  list_request.set_job(job.name());
+  quern::v1::ListResultResponse list;
+  {
+    grpc::ClientContext context;
+    EXPECT_EQ(data_->ListResult(&context, list_request, &list).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  }
+  SynchronizeRequest request = Worker();
+  for (uint32_t i = 0; i < job.progress().tasks_total(); ++i) {
+    const DesiredAttempt attempt = NextGrant(request);
+    const std::string content = Shard(attempt);
+    SendWhole(attempt, content);
+    request = Worker();
+    *request.add_attempts() = Completed(attempt, content);
+  }
+  request.set_slots(0);
+  Sync(request);
+  Job done;
+  while ((done = Get(job.name())).state() == Job::RUNNING || done.state() == Job::PUBLISHING) {
+  }
+  ASSERT_EQ(done.state(), Job::SUCCEEDED) << done.error().message();
+
+  {
+    grpc::ClientContext context;
+    const grpc::Status status = data_->ListResult(&context, list_request, &list);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  ASSERT_GT(list.files_size(), 5);
+  EXPECT_EQ(list.files(list.files_size() - 1).name(), "model.safetensors.index.json");
+  EXPECT_EQ(list.files(list.files_size() - 2).name(), "config.json");
+  const auto read = [&](const std::string& name, uint64_t offset, std::string* bytes) {
+    grpc::ClientContext context;
+    quern::v1::ReadResultRequest read_request;
+    read_request.set_job(job.name());
+    read_request.set_name(name);
+    read_request.set_offset(offset);
+    const auto stream = data_->ReadResult(&context, read_request);
+    quern::v1::ReadResultResponse response;
+    bytes->clear();
+    while (stream->Read(&response)) {
+      EXPECT_EQ(response.chunk().offset(), offset + bytes->size());
+      EXPECT_EQ(response.chunk().xxh3(), Xxh3Of(response.chunk().data().data(), response.chunk().data().size()));
+      *bytes += response.chunk().data();
+    }
+    return stream->Finish();
+  };
+  std::string bytes;
+  for (const auto& file : list.files()) {
+    const grpc::Status status = read(file.name(), 0, &bytes);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(bytes.size(), file.size()) << file.name();
+    EXPECT_EQ(Sha256Of(bytes), file.sha256()) << file.name();
+  }
+  const auto& first = list.files(0);
+  std::string rest;
+  EXPECT_TRUE(read(first.name(), 0, &bytes).ok());
+  EXPECT_TRUE(read(first.name(), 100, &rest).ok());
+  EXPECT_EQ(rest, bytes.substr(100));
+  EXPECT_TRUE(read(first.name(), first.size(), &rest).ok());
+  EXPECT_EQ(rest, "");
+  EXPECT_EQ(read(first.name(), first.size() + 1, &rest).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  for (const char* name : {"../src/config.json", ".quern/run.json", "/etc/passwd", ""}) {
+    EXPECT_EQ(read(name, 0, &rest).error_code(), grpc::StatusCode::NOT_FOUND) << name;
+  }
+}
+
+TEST_F(DataServiceTest, StoppingEndsOpenStreams) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  grpc::ClientContext context;
+  const auto idle = data_->ReadSource(&context);
+  ReadSourceRequest request;
+  *request.mutable_attempt() = attempt.id();
+  idle->Write(request);
+  Upload upload(data_.get(), attempt.id(), 1000, 0);
+  EXPECT_EQ(upload.Durable(), 0);
+  Stop();
+  ReadSourceResponse response;
+  EXPECT_FALSE(idle->Read(&response));
+  EXPECT_EQ(idle->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(upload.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+}  // namespace
+}  // namespace quern::daemon

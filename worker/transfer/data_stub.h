@@ -1,0 +1,17 @@
+// The stub of the coordinator's data plane, made when it is first needed.
+#ifndef QUERN_WORKER_TRANSFER_DATA_STUB_H_
+#define QUERN_WORKER_TRANSFER_DATA_STUB_H_
+
+#include <functional>
+#include <memory>
+
+#include "quern/v1/data.grpc.pb.h"
+
+namespace quern::worker {
+
+// Never null; thread-safe.
+using DataStub = std::function<std::shared_ptr<quern::v1::Data::StubInterface>()>;
+
+}  // namespace quern::worker
+
+#endif  // QUERN_WORKER_TRANSFER_DATA_STUB_H_

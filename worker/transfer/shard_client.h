@@ -1,0 +1,70 @@
+// Sends an attempt's shard to the coordinator.
+#ifndef QUERN_WORKER_TRANSFER_SHARD_CLIENT_H_
+#define QUERN_WORKER_TRANSFER_SHARD_CLIENT_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "quern/v1/data.pb.h"
+#include "worker/io/output_sink.h"
+#include "worker/transfer/data_stub.h"
+#include "worker/transfer/resuming_stream.h"
+
+namespace quern::worker {
+
+// Bytes stay in the memory of the caller until the coordinator has them on its disk; after a break it says how far that is, and the rest is
+// sent from there.
+class ShardClient : public OutputSink, private ResumingStream<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse> {
+ public:
+  // `stop` outlives it.
+  ShardClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options = {});
+  ~ShardClient() override;
+
+  absl::Status Begin(uint64_t size, uint64_t window) override;
+  void Write(const std::byte* data, uint64_t size, std::function<void(absl::Status)> done) override;
+  absl::Status Finish(const std::string& sha256) override;
+  void Cancel() override { CancelStream(); }
+
+ private:
+  struct Piece {
+    uint64_t offset;
+    const std::byte* data;
+    uint64_t size;
+    std::function<void(absl::Status)> done;
+    uint64_t end() const { return offset + size; }
+  };
+
+  bool HasWork() override QUERN_REQUIRES(mutex_);
+  void OnOpen() override QUERN_REQUIRES(mutex_);
+  bool Take(quern::v1::WriteShardRequest* request) override QUERN_REQUIRES(mutex_);
+  void Fill(quern::v1::WriteShardRequest* request) override;
+  absl::Status OnResponse(const quern::v1::WriteShardResponse& response) override;
+  void OnFailure(const absl::Status& status) override;
+
+  const quern::v1::AttemptId attempt_;
+  const std::atomic<bool>* const stop_;
+  bool begun_ QUERN_GUARDED_BY(mutex_) = false;
+  uint64_t size_ QUERN_GUARDED_BY(mutex_) = 0;
+  uint64_t sync_every_ QUERN_GUARDED_BY(mutex_) = 0;
+  std::deque<Piece> pieces_ QUERN_GUARDED_BY(mutex_);  // not all durable; only the reading thread takes any out
+  uint64_t given_ QUERN_GUARDED_BY(mutex_) = 0;        // bytes [0, given_) were given to Write
+  uint64_t durable_ QUERN_GUARDED_BY(mutex_) = 0;
+  bool finish_ QUERN_GUARDED_BY(mutex_) = false;
+  std::string sha256_ QUERN_GUARDED_BY(mutex_);
+  bool finished_ QUERN_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ QUERN_GUARDED_BY(mutex_);
+  // Of this connection.
+  bool open_sent_ QUERN_GUARDED_BY(mutex_) = false;
+  bool answered_ QUERN_GUARDED_BY(mutex_) = false;
+  uint64_t sent_ QUERN_GUARDED_BY(mutex_) = 0;  // bytes [0, sent_) are there or on their way
+  bool finish_sent_ QUERN_GUARDED_BY(mutex_) = false;
+  // Of the writing thread: what Fill adds.
+  const std::byte* fill_data_ = nullptr;
+  uint64_t fill_size_ = 0;
+};
+
+}  // namespace quern::worker
+
+#endif  // QUERN_WORKER_TRANSFER_SHARD_CLIENT_H_
