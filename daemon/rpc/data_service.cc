@@ -72,7 +72,8 @@ void DataService::Add(DataStream* stream) {
   MutexLock lock(&mutex_);
   streams_.insert(stream);
   if (shut_down_) stream->Stop(absl::UnavailableError("the coordinator is stopping"));
-  if (streams_.size() > kMostStreams) stream->Stop(absl::ResourceExhaustedError("the coordinator has too many streams open: try again later"));
+  if (streams_.size() > kMostStreams)
+    stream->Stop(absl::ResourceExhaustedError("the coordinator has too many streams open: try again later"));
 }
 
 void DataService::Remove(DataStream* stream) {
