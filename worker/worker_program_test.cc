@@ -176,6 +176,9 @@ TEST_F(WorkerProgramTest, UsageErrorsSayWhatIsWrong) {
       {{"--executor"}, "channel"},
       {{"--server", "unix:/x", "--reader", "telepathic"}, "telepathic"},
       {{"--server", "unix:/x", "--available-for", "soon"}, "soon"},
+      {{"--server", "unix:/x", "--map", "/a"}, "/mnt/a=/mnt/b"},
+      {{"--server", "unix:/x", "--map", "/a=/b", "--map", "/a=/c"}, "mapped twice"},
+      {{"--server", "unix:/x", "--spool", "/nowhere"}, "no directory"},
       {{"--server", "unix:/" + std::string(120, 'x')}, "more than 107"},
       {{"--server", "unix:/x", "--nonsense"}, "--nonsense"},
   };

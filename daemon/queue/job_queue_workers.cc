@@ -329,10 +329,10 @@ void JobQueue::HandleSight(WorkerState& worker, const quern::v1::SightAnswer& an
   it->second.time = options_.clock->Monotonic();
   if (!seen) {
     const bool streams = options_.can_stream && options_.can_stream(worker.info, *job, answer.what());
-    Log(absl::StrCat("worker ", worker.info.worker(), " does not see the ",
-                     answer.what() == quern::v1::SightChallenge::OUTPUT ? "output" : "source", " of ", answer.job(),
-                     streams ? " and streams it: " : " and gets none of its tasks: ",
-                     answer.seen() ? "it read other bytes" : answer.detail()));
+    Log(absl::StrCat(
+        "worker ", worker.info.worker(), " does not see the ", answer.what() == quern::v1::SightChallenge::OUTPUT ? "output" : "source",
+        " of ", answer.job(),
+        streams ? " and streams it: " : " and gets none of its tasks: ", answer.seen() ? "it read other bytes" : answer.detail()));
   }
 }
 
