@@ -162,7 +162,7 @@ class Run:
         for fault in self.applied:
             if isinstance(fault, faults.Shrink) and fault.is_touched:
                 status, out, err = self.test.sandbox.run(retry, timeout=60)
-                check(status == 1 and "SOURCE_CHANGED" in out + err, f"the job goes on with a source of another time: {status}\n{out}{err}")
+                check(status == 1 and "changed: modification time" in out + err, f"the job goes on with a source of another time: {status}\n{out}{err}")
                 fault.put_time_back()
                 fault.is_touched = False
         status, out, err = self.test.sandbox.run(retry, timeout=60)

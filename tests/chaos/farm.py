@@ -19,7 +19,7 @@ LEASE = 2.0
 PORT = 7450
 RESTART_AFTER = 0.15
 # Of a worker's cgroup: enough for it, and soon used up by somebody else.
-CGROUP = 192 * MIB
+CGROUP = 112 * MIB
 EIO, ESTALE = 5, 116
 MAX_FAILURES = 3  # of a task, then its job fails
 
@@ -121,7 +121,7 @@ class Farm:
         for path in [directory, self.output_disk, self.state_disk]:
             path.mkdir()
         harness.mount_tmpfs(self.output_disk, 32 * MIB)
-        harness.mount_tmpfs(self.state_disk, 64 * MIB)
+        harness.mount_tmpfs(self.state_disk, 24 * MIB)
         shutil.copytree(test.source, self.source)
         self.proxies = []
         self.coordinator = Unit(self, "coordinator", self.make_host("coordinator", 2), self.coordinator_command)
@@ -190,6 +190,7 @@ class Farm:
     def check_processes(self):
         """Nobody is left that does not belong to a unit as it should be."""
         for _ in range(200):
+            self.step()  # the last fault may just have been over
             counts = {(unit.name, role): len(unit.processes(role)) for unit in self.units for role in ("coordinator", "supervisor", "executor")}
             wanted = all(counts[unit.name, "coordinator"] == (unit is self.coordinator) and
                          counts[unit.name, "supervisor"] == (unit is not self.coordinator) and

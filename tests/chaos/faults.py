@@ -12,16 +12,13 @@ import sys
 
 from farm import EIO, ESTALE, LEASE
 
-# Takes memory of its cgroup until somebody has been killed for it.
+# Takes memory of its cgroup until somebody has been killed for it. That is not itself: the memory belongs to a file.
 HOG = """
-import sys
-counter, key, before = sys.argv[1], sys.argv[2], int(sys.argv[3])
-with open("/proc/self/oom_score_adj", "w") as file: file.write("-1000")
-def kills(): return next((int(line.split()[1]) for line in open(counter) if line.split()[0] == key), 0)
-kept = []
-for _ in range(1024):
-    kept.append(b"x" * (1 << 20))
-    if kills() > before: break
+import os, sys
+counter, before = sys.argv[1], int(sys.argv[2])
+def kills(): return next((int(line.split()[1]) for line in open(counter) if line.split()[0] == "oom_kill"), 0)
+file, block = os.memfd_create("hog"), bytes(1 << 20)
+while kills() <= before: os.write(file, block)
 """
 
 
@@ -110,7 +107,7 @@ class OutOfMemory(Fault):
     def apply(self, farm):
         cgroup = farm.units[self.unit].cgroup
         counter = "memory.oom_control" if cgroup.version == 1 else "memory.events"
-        self.hog = subprocess.Popen([sys.executable, "-S", "-c", HOG, cgroup.path / counter, "oom_kill", str(cgroup.oom_kills())],
+        self.hog = subprocess.Popen([sys.executable, "-S", "-c", HOG, cgroup.path / counter, str(cgroup.oom_kills())],
                                     preexec_fn=cgroup.enter, stdin=subprocess.DEVNULL)
 
     def undo(self, farm):

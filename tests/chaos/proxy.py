@@ -17,6 +17,7 @@ class Proxy:
         self.delay = 0.0  # seconds, each way
         self._stalled = False
         self._pairs = set()
+        self._tasks = set()  # the loop holds them weakly
         self._loop = asyncio.new_event_loop()
         self._listener = socket.create_server((address, 0))
         self._listener.setblocking(False)
@@ -28,16 +29,21 @@ class Proxy:
         asyncio.set_event_loop(self._loop)
         self._open = asyncio.Event()
         self._open.set()
-        self._accepting = self._loop.create_task(self._accept())
+        accepting = self._loop.create_task(self._accept())
         self._loop.run_forever()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        tasks = {accepting, *self._tasks}
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
     async def _accept(self):
         while True:
             client, _ = await self._loop.sock_accept(self._listener)
             client.setblocking(False)
-            self._loop.create_task(self._serve(client))
+            serving = self._loop.create_task(self._serve(client))
+            self._tasks.add(serving)
+            serving.add_done_callback(self._tasks.discard)
 
     async def _serve(self, client):
         try:

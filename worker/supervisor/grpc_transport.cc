@@ -2,11 +2,14 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <optional>
+#include <memory>
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "quern/v1/workers.grpc.pb.h"
 
@@ -15,6 +18,10 @@ namespace {
 
 // A task's spec with thousands of tensors takes a few MiB; gRPC's own limit is 4 MiB.
 constexpr int kMaxMessageSize = 64 << 20;
+
+// How long a call waits for a connection that was lost, looking now and then whether it is still wanted.
+constexpr absl::Duration kConnectPatience = absl::Seconds(2);
+constexpr std::chrono::milliseconds kConnectStep{50};
 
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
   grpc::ChannelArguments arguments;
@@ -30,13 +37,14 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
 // Calls block on the one thread: the callback API would start a pool of threads for a single call.
 class GrpcTransport : public SyncTransport {
  public:
-  explicit GrpcTransport(const std::string& server) : stub_(quern::v1::Workers::NewStub(NewChannel(server))), thread_([this] { Run(); }) {}
+  explicit GrpcTransport(const std::string& server)
+      : channel_(NewChannel(server)), stub_(quern::v1::Workers::NewStub(channel_)), thread_([this] { Run(); }) {}
 
   ~GrpcTransport() override {
     {
       MutexLock lock(&mutex_);
       closing_ = true;
-      if (call_ != nullptr) call_->context.TryCancel();
+      if (call_ != nullptr) call_->Cancel();
       changed_.Signal();
     }
     thread_.join();
@@ -45,6 +53,7 @@ class GrpcTransport : public SyncTransport {
   void Call(quern::v1::SynchronizeRequest request, absl::Duration timeout, Done done) override {
     auto call = std::make_unique<PendingCall>();
     call->request = std::move(request);
+    call->timeout = timeout;
     call->done = std::move(done);
     call->context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
     MutexLock lock(&mutex_);
@@ -54,12 +63,18 @@ class GrpcTransport : public SyncTransport {
 
   void Cancel() override {
     MutexLock lock(&mutex_);
-    if (call_ != nullptr) call_->context.TryCancel();
+    if (call_ != nullptr) call_->Cancel();
   }
 
  private:
   struct PendingCall {
+    void Cancel() {
+      cancelled = true;
+      context.TryCancel();
+    }
     grpc::ClientContext context;
+    std::atomic<bool> cancelled = false;
+    absl::Duration timeout;
     quern::v1::SynchronizeRequest request;
     Done done;
   };
@@ -73,6 +88,7 @@ class GrpcTransport : public SyncTransport {
         if (call_ == nullptr) return;
         call = call_.get();
       }
+      AwaitConnection(*call);
       quern::v1::SynchronizeResponse response;
       const grpc::Status status = stub_->Synchronize(&call->context, call->request, &response);
       Done done = std::move(call->done);
@@ -86,6 +102,17 @@ class GrpcTransport : public SyncTransport {
     }
   }
 
+  // A channel that has lost its connection fails calls at once, and goes on with making another one only while somebody polls it: between
+  // short calls that is gRPC's own look every five seconds.
+  void AwaitConnection(const PendingCall& call) {
+    if (channel_->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return;
+    const absl::Duration until = Clock::Real()->Monotonic() + std::min(kConnectPatience, call.timeout);
+    while (!call.cancelled && Clock::Real()->Monotonic() < until) {
+      if (channel_->WaitForConnected(std::chrono::system_clock::now() + kConnectStep)) return;
+    }
+  }
+
+  const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<quern::v1::Workers::Stub> stub_;
   Mutex mutex_;
   CondVar changed_;
