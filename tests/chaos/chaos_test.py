@@ -26,7 +26,7 @@ from certificates import Certificates  # noqa: E402
 from harness import Failure, check  # noqa: E402
 
 # Faults begin within this; a job without any takes somewhat longer.
-SPAN = 1.8
+SPAN = 1.4
 # After the last fault is over. A worker may have been told to wait, a task may be tried for the third time.
 PATIENCE = 30
 TICK = 0.02
@@ -169,6 +169,7 @@ class Run:
         check(status == 0, f"retry ended with {status}:\n{out}{err}")
 
     def check_result(self):
+        self.farm.check_recovered()
         self.farm.check_processes()
         self.farm.check_left_cleanly()
         out = self.farm.out

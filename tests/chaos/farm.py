@@ -187,10 +187,22 @@ class Farm:
             time.sleep(0.05)
             self.step()
 
+    def check_recovered(self):
+        """Every worker is there again and ready for the next job."""
+        end = time.monotonic() + 20
+        while True:
+            self.step()
+            status, out, err = self.sandbox.run(self.client("workers"), timeout=30)
+            states = {worker["name"]: worker["state"] for worker in json.loads(out)["workers"]} if status == 0 else {}
+            if all(states.get(f"workers/{unit.name}") == "ready" for unit in self.workers):
+                return
+            said = "\n".join(unit.last_words(5) for unit in self.units)
+            check(time.monotonic() < end, f"all faults are over and the workers are {states} {err}\n{said}")
+            time.sleep(0.1)
+
     def check_processes(self):
         """Nobody is left that does not belong to a unit as it should be."""
         for _ in range(200):
-            self.step()  # the last fault may just have been over
             counts = {(unit.name, role): len(unit.processes(role)) for unit in self.units for role in ("coordinator", "supervisor", "executor")}
             wanted = all(counts[unit.name, "coordinator"] == (unit is self.coordinator) and
                          counts[unit.name, "supervisor"] == (unit is not self.coordinator) and
