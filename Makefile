@@ -2,7 +2,7 @@
 JOBS ?= 2
 export JOBS
 
-.PHONY: demo test soak bench format build deps
+.PHONY: demo test soak bench format build deps package
 
 demo: build
 	tests/demo.sh build/release
@@ -25,3 +25,7 @@ deps:
 
 format:
 	git ls-files '*.h' '*.cc' | xargs clang-format -i
+
+# The Debian package, in build/release.
+package: build
+	cd build/release && cpack -G DEB

@@ -3,14 +3,21 @@
 # NVIDIA's CUDA Toolkit, which only the GPU backend wants, is not among Debian's packages and stays the user's choice.
 set -euo pipefail
 
+# --build-only: without the tests' tools.
 packages=(
-  cmake ninja-build g++ clang libclang-rt-14-dev clang-format clang-tidy pkg-config
+  cmake ninja-build g++ pkg-config python3 dpkg-dev file
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
   librocksdb-dev libabsl-dev liburing-dev libhwy-dev libre2-dev nlohmann-json3-dev
   libyaml-cpp-dev libmimalloc-dev libcli11-dev libspdlog-dev libssl-dev libxxhash-dev
   libbenchmark-dev libgtest-dev libgmock-dev
-  fio python3 python3-venv time
 )
+if [[ ${1:-} != --build-only ]]; then
+  packages+=(
+    clang libclang-rt-14-dev clang-format clang-tidy
+    fio python3-venv time
+    slurm-wlm munge systemd systemd-container groff-base
+  )
+fi
 
 missing=()
 for package in "${packages[@]}"; do
