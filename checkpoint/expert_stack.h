@@ -22,6 +22,7 @@ struct ExpertStack {
   };
 
   std::string experts;  // "model.layers.3.mlp.experts": expert e's modules are "<experts>.<e>.<name>"
+  std::string tensor;   // the tensor's name
   std::string base;     // the tensor's name without ".weight" and without what tells its form: the same for blocks and scales
   Holds holds = Holds::kGateUp;
   Form form = Form::kValues;

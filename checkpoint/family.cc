@@ -152,6 +152,44 @@ std::optional<LayerName> SplitLayer(absl::string_view module, bool mtp) {
   return mtp ? SplitNumber(module, module) : std::nullopt;
 }
 
+// A name behind whatever stands in front of the layers; nullopt where that is no layer of the language model.
+std::optional<LayerName> SplitStackName(absl::string_view module) {
+  if (StartsWithAny(module, kVisionPrefixes)) return std::nullopt;
+  absl::string_view inner = module;
+  const bool mtp_prefix = StartsWithAny(module, kMtpPrefixes);
+  if (mtp_prefix) inner.remove_prefix(module.find("mtp.") + 4);
+  return SplitLayer(inner, mtp_prefix);
+}
+
+// `head`: what stands in front of the rule's pattern.
+ExpertStack MakeStack(const StackRule& rule, const ExpertNames& names, absl::string_view head) {
+  ExpertStack stack;
+  stack.experts = absl::StrCat(head, rule.experts);
+  stack.tensor = absl::StrCat(head, rule.pattern, rule.ending);
+  stack.base = absl::StrCat(head, rule.pattern);
+  if (rule.form != ExpertStack::Form::kValues) stack.base.resize(stack.base.rfind('_'));
+  stack.holds = rule.holds;
+  stack.form = rule.form;
+  stack.transposed = rule.transposed;
+  stack.fixed = rule.fixed;
+  stack.interleaved = rule.interleaved;
+  switch (rule.holds) {
+    case ExpertStack::Holds::kGateUp:
+      stack.names = {std::string(names.gate), std::string(names.up)};
+      break;
+    case ExpertStack::Holds::kGate:
+      stack.names = {std::string(names.gate)};
+      break;
+    case ExpertStack::Holds::kUp:
+      stack.names = {std::string(names.up)};
+      break;
+    case ExpertStack::Holds::kDown:
+      stack.names = {std::string(names.down)};
+      break;
+  }
+  return stack;
+}
+
 // The rule's set in this layer, "#" replaced by the expert's number; empty for none.
 std::string SetName(absl::string_view before, const LayerName& name, absl::string_view set, absl::string_view expert) {
   if (set.empty()) return "";
@@ -301,44 +339,30 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
 }
 
 std::optional<ExpertStack> Family::FindStack(absl::string_view tensor_name) const {
-  absl::string_view module = absl::StripSuffix(tensor_name, ".weight");
-  absl::string_view inner = module;
-  const bool mtp_prefix = StartsWithAny(module, kMtpPrefixes);
-  if (mtp_prefix) inner.remove_prefix(module.find("mtp.") + 4);
-  if (StartsWithAny(module, kVisionPrefixes)) return std::nullopt;
-  const std::optional<LayerName> name = SplitLayer(inner, mtp_prefix);
+  const absl::string_view module = absl::StripSuffix(tensor_name, ".weight");
+  const std::optional<LayerName> name = SplitStackName(module);
   if (!name) return std::nullopt;
   const absl::string_view head = module.substr(0, module.size() - name->rest.size());
   for (const auto& group : rules_->stacks) {
     const auto rule = std::find_if(group.begin(), group.end(), [&](const StackRule& candidate) { return candidate.pattern == name->rest; });
     if (rule == group.end()) continue;
-    ExpertStack stack;
-    stack.experts = absl::StrCat(head, rule->experts);
-    stack.base = std::string(module);
-    if (rule->form != ExpertStack::Form::kValues) stack.base.resize(stack.base.rfind('_'));
-    stack.holds = rule->holds;
-    stack.form = rule->form;
-    stack.transposed = rule->transposed;
-    stack.fixed = rule->fixed;
-    stack.interleaved = rule->interleaved;
-    const ExpertNames& names = rules_->experts;
-    switch (rule->holds) {
-      case ExpertStack::Holds::kGateUp:
-        stack.names = {std::string(names.gate), std::string(names.up)};
-        break;
-      case ExpertStack::Holds::kGate:
-        stack.names = {std::string(names.gate)};
-        break;
-      case ExpertStack::Holds::kUp:
-        stack.names = {std::string(names.up)};
-        break;
-      case ExpertStack::Holds::kDown:
-        stack.names = {std::string(names.down)};
-        break;
-    }
+    ExpertStack stack = MakeStack(*rule, rules_->experts, head);
+    stack.tensor = std::string(tensor_name);
     return stack;
   }
   return std::nullopt;
+}
+
+std::vector<ExpertStack> Family::StacksOf(absl::string_view experts) const {
+  std::vector<ExpertStack> stacks;
+  if (!rules_->only_stacks) return stacks;
+  const std::optional<LayerName> name = SplitStackName(experts);
+  if (!name) return stacks;
+  const absl::string_view head = experts.substr(0, experts.size() - name->rest.size());
+  for (const StackRule& rule : rules_->stacks.front()) {
+    if (rule.experts == name->rest && rule.form == ExpertStack::Form::kValues) stacks.push_back(MakeStack(rule, rules_->experts, head));
+  }
+  return stacks;
 }
 
 absl::string_view Family::stack_note() const { return rules_->stack_note; }

@@ -63,6 +63,9 @@ class Family {
   ModuleIdentity Identify(absl::string_view tensor_name, const ModelConfig& config) const;
   // What a tensor with the weights of all experts of a layer holds; nullopt where the family describes none of that name.
   std::optional<ExpertStack> FindStack(absl::string_view tensor_name) const;
+  // The tensors with plain values that hold the experts of a layer, whose modules are "<experts>.<e>.<name>", where loaders know them in
+  // this form only; else, or where no rule fits, empty.
+  std::vector<ExpertStack> StacksOf(absl::string_view experts) const;
   // What a plan says where it cuts stacks of this family into experts; mostly empty.
   absl::string_view stack_note() const;
 

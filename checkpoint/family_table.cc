@@ -255,14 +255,14 @@ constexpr StackRule kGemma4Stacks[] = {
 };
 
 constexpr StackRule kGraniteStacks[] = {
-    {"block_sparse_moe.input_linear", Holds::kGateUp, false, true, false, Form::kValues, "block_sparse_moe.experts"},
-    {"block_sparse_moe.output_linear", Holds::kDown, false, true, false, Form::kValues, "block_sparse_moe.experts"},
+    {"block_sparse_moe.input_linear", Holds::kGateUp, false, true, false, Form::kValues, "block_sparse_moe.experts", ".weight"},
+    {"block_sparse_moe.output_linear", Holds::kDown, false, true, false, Form::kValues, "block_sparse_moe.experts", ".weight"},
 };
 
 constexpr StackRule kStepStacks[] = {
-    {"moe.gate_proj", Holds::kGate, false, true, false, Form::kValues, "moe.experts"},
-    {"moe.up_proj", Holds::kUp, false, true, false, Form::kValues, "moe.experts"},
-    {"moe.down_proj", Holds::kDown, false, true, false, Form::kValues, "moe.experts"},
+    {"moe.gate_proj", Holds::kGate, false, true, false, Form::kValues, "moe.experts", ".weight"},
+    {"moe.up_proj", Holds::kUp, false, true, false, Form::kValues, "moe.experts", ".weight"},
+    {"moe.down_proj", Holds::kDown, false, true, false, Form::kValues, "moe.experts", ".weight"},
 };
 
 constexpr StackRule kNemotronHStacks[] = {
@@ -373,12 +373,12 @@ constexpr FamilyRules kFamilies[] = {
     {"qwen2", kQwen2Types, kDenseModules, {}, kUsualNames, {}, ""},
     {"qwen3", kQwen3Types, kDenseModules, {}, kUsualNames, {}, ""},
     {"gemma", kGemmaTypes, kDenseModules, {}, kUsualNames, {}, ""},
-    {"gemma4", kGemma4Types, kGemma4Modules, kGemma4AllStacks, kUsualNames, {}, ""},
+    {"gemma4", kGemma4Types, kGemma4Modules, kGemma4AllStacks, kUsualNames, {}, "", true},
     {"olmo", kOlmoTypes, kDenseModules, {}, kUsualNames, {}, ""},
     {"phi3", kPhi3Types, kDenseModules, {}, kUsualNames, {}, ""},
     {"qwen2_moe", kQwen2MoeTypes, kSharedMoeModules, kUsualStacks, kUsualNames, {}, ""},
     {"qwen3_moe", kQwen3MoeTypes, kMoeModules, kUsualStacks, kUsualNames, {}, ""},
-    {"qwen3_vl_moe", kQwen3VlMoeTypes, kMoeModules, kQwen3VlStacks, kUsualNames, {}, ""},
+    {"qwen3_vl_moe", kQwen3VlMoeTypes, kMoeModules, kQwen3VlStacks, kUsualNames, {}, "", true},
     {"qwen3_next", kQwen3NextTypes, kQwenNextModules, kUsualStacks, kUsualNames, {}, ""},
     {"qwen3_5", kQwen35Types, kQwenNextModules, kUsualStacks, kUsualNames, {}, ""},
     {"olmoe", kOlmoeTypes, kMoeModules, kUsualStacks, kUsualNames, {}, ""},
@@ -388,13 +388,13 @@ constexpr FamilyRules kFamilies[] = {
     {"deepseek_v3", kDeepseekTypes, kDeepseekModules, kUsualStacks, kUsualNames, {}, ""},
     {"deepseek_v4", kDeepseekV4Types, kDeepseekV4Modules, {}, kW123, kDeepseekV4Renames, ""},
     {"glm4_moe", kGlmTypes, kGlmModules, kUsualStacks, kUsualNames, {}, ""},
-    {"gpt_oss", kGptOssTypes, kGptOssModules, kGptOssAllStacks, kUsualNames, {}, kGptOssNote},
-    {"llama4", kLlama4Types, kLlama4Modules, kLlama4AllStacks, kUsualNames, {}, ""},
+    {"gpt_oss", kGptOssTypes, kGptOssModules, kGptOssAllStacks, kUsualNames, {}, kGptOssNote, true},
+    {"llama4", kLlama4Types, kLlama4Modules, kLlama4AllStacks, kUsualNames, {}, "", true},
     {"hunyuan", kHunyuanTypes, kHunyuanModules, kUsualStacks, kUsualNames, {}, ""},
     {"hy_v3", kHyV3Types, kHunyuanModules, kUsualStacks, kUsualNames, kHyV3Renames, ""},
     {"ernie4_5", kErnieTypes, kErnieModules, kUsualStacks, kUsualNames, {}, ""},
-    {"granitemoe", kGraniteMoeTypes, kGraniteMoeModules, kGraniteAllStacks, kUsualNames, kGraniteMoeRenames, ""},
-    {"step3p5", kStepTypes, kStepModules, kStepAllStacks, kUsualNames, kStepRenames, ""},
+    {"granitemoe", kGraniteMoeTypes, kGraniteMoeModules, kGraniteAllStacks, kUsualNames, kGraniteMoeRenames, "", true},
+    {"step3p5", kStepTypes, kStepModules, kStepAllStacks, kUsualNames, kStepRenames, "", true},
     {"nemotron_h", kNemotronHTypes, kNemotronHModules, kNemotronHAllStacks, kUsualNames, kNemotronHRenames, ""},
 };
 

@@ -30,6 +30,8 @@ struct StackRule {
   ExpertStack::Form form = ExpertStack::Form::kValues;
   // Expert e's modules are "<experts>.<e>.<name>".
   absl::string_view experts;
+  // What the tensor's name has behind the pattern in a checkpoint: ".weight" or nothing.
+  absl::string_view ending = "";
 };
 
 // How a family names an expert's projections.
@@ -55,6 +57,8 @@ struct FamilyRules {
   absl::Span<const Rename> renames;  // each applied once, in order
   // What a plan says where it cuts this family's stacks of experts.
   absl::string_view stack_note;
+  // Whether loaders know the experts as stacks of plain values only, those of the first list, and not one by one.
+  bool only_stacks = false;
 };
 
 absl::Span<const FamilyRules> AllFamilies();

@@ -1,6 +1,7 @@
 #include "checkpoint/model_config.h"
 
 #include <initializer_list>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -9,6 +10,22 @@
 
 namespace quern::checkpoint {
 namespace {
+
+// Where a quantization_config may stand, under its names of old too, the first one before the others. In the oldest form it is a part of
+// the compression_config.
+constexpr absl::string_view kQuantizationKeys[] = {"quantization_config",
+                                                   "text_config.quantization_config",
+                                                   "compression_config.quantization_config",
+                                                   "text_config.compression_config.quantization_config",
+                                                   "compression_config",
+                                                   "text_config.compression_config"};
+
+absl::StatusOr<std::string> WithoutOtherKeys(std::string text) {
+  for (const absl::string_view key : {"text_config.quantization_config", "compression_config", "text_config.compression_config"}) {
+    QUERN_ASSIGN_OR_RETURN(text, RemoveJsonMember(text, key));
+  }
+  return text;
+}
 
 // The text of the first of `keys` that is there, under text_config before top-level.
 absl::StatusOr<std::optional<std::string>> FirstMember(absl::string_view text, std::initializer_list<absl::string_view> keys) {
@@ -54,9 +71,10 @@ absl::Status Fill(ModelConfig* config) {
     QUERN_ASSIGN_OR_RETURN(std::optional<std::string> tied, GetJsonMember(text, key));
     if (tied && *tied == "true") config->tie_word_embeddings = true;
   }
-  for (const absl::string_view key : {"quantization_config", "text_config.quantization_config"}) {
-    QUERN_ASSIGN_OR_RETURN(std::optional<std::string> quantization, GetJsonMember(text, key));
-    if (quantization && *quantization != "null" && config->quantization_config.empty()) config->quantization_config = *quantization;
+  for (const absl::string_view key : kQuantizationKeys) {
+    QUERN_ASSIGN_OR_RETURN(const std::optional<std::string> quantization, GetJsonMember(text, key));
+    const absl::string_view value = quantization.has_value() ? absl::string_view(*quantization) : absl::string_view("null");
+    if (value != "null" && config->quantization_config.empty()) config->quantization_config = std::string(value);
   }
   return absl::OkStatus();
 }
@@ -73,12 +91,12 @@ absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view text, absl::strin
 
 absl::StatusOr<std::string> WithQuantizationConfig(const ModelConfig& config, absl::string_view quantization_config) {
   QUERN_ASSIGN_OR_RETURN(std::string text, SetJsonMember(config.text, "quantization_config", quantization_config));
-  return RemoveJsonMember(text, "text_config.quantization_config");
+  return WithoutOtherKeys(std::move(text));
 }
 
 absl::StatusOr<std::string> WithoutQuantizationConfig(const ModelConfig& config) {
   QUERN_ASSIGN_OR_RETURN(std::string text, RemoveJsonMember(config.text, "quantization_config"));
-  return RemoveJsonMember(text, "text_config.quantization_config");
+  return WithoutOtherKeys(std::move(text));
 }
 
 }  // namespace quern::checkpoint

@@ -21,14 +21,14 @@ struct ModelConfig {
   std::optional<uint64_t> intermediate_size;      // of dense layers
   std::optional<uint64_t> moe_intermediate_size;  // of experts
   bool tie_word_embeddings = false;
-  // The text of `quantization_config`, also when it stands under text_config; empty when there is none.
+  // The text of `quantization_config`, also one under text_config or its old name, compression_config; empty when there is none.
   std::string quantization_config;
 };
 
 // `path` is for messages.
 absl::StatusOr<ModelConfig> ParseModelConfig(absl::string_view text, absl::string_view path);
 
-// The config with `quantization_config` as its quantization_config; one under text_config is dropped.
+// The config with `quantization_config` as its quantization_config; one under text_config, or under its old name, is dropped.
 absl::StatusOr<std::string> WithQuantizationConfig(const ModelConfig& config, absl::string_view quantization_config);
 // The config without any.
 absl::StatusOr<std::string> WithoutQuantizationConfig(const ModelConfig& config);

@@ -82,6 +82,28 @@ TEST(ModelConfigCases, OldQuantizationConfigIsReplacedAndNothingElseTouched) {
                    "  \"eps\": 1e-06,\n  \"z\": NaN\n}"));
 }
 
+TEST(ModelConfigCases, OldNameOfQuantizationConfigIsReadAndDropped) {
+  QUERN_ASSERT_OK_AND_ASSIGN(ModelConfig config,
+                             ParseModelConfig(R"({"compression_config": {"format": "pack-quantized"}, "a": 1})", "config.json"));
+  EXPECT_EQ(config.quantization_config, R"({"format": "pack-quantized"})");
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string with, WithQuantizationConfig(config, "{}"));
+  EXPECT_THAT(with, Not(HasSubstr("compression_config")));
+  EXPECT_THAT(with, HasSubstr(R"("quantization_config": {})"));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string without, WithoutQuantizationConfig(config));
+  EXPECT_THAT(without, Not(HasSubstr("compression_config")));
+  EXPECT_THAT(without, HasSubstr(R"("a": 1)"));
+
+  const char* const nested = R"({"text_config": {"compression_config": {"quantization_config": {"format": "x"}, "sparsity_config": {}}}})";
+  QUERN_ASSERT_OK_AND_ASSIGN(config, ParseModelConfig(nested, "config.json"));
+  EXPECT_EQ(config.quantization_config, R"({"format": "x"})");
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string plain, WithoutQuantizationConfig(config));
+  EXPECT_THAT(plain, Not(HasSubstr("compression_config")));
+
+  const char* const both = R"({"compression_config": {"format": "old"}, "quantization_config": {"format": "new"}})";
+  QUERN_ASSERT_OK_AND_ASSIGN(config, ParseModelConfig(both, "config.json"));
+  EXPECT_EQ(config.quantization_config, R"({"format": "new"})");
+}
+
 TEST(ModelConfigCases, QuantizationConfigUnderTextConfigIsDropped) {
   QUERN_ASSERT_OK_AND_ASSIGN(
       const ModelConfig config,

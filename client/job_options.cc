@@ -20,6 +20,9 @@ namespace {
 // A recipe is written by hand; anything larger is another file taken for one.
 constexpr uint64_t kMaxRecipeSize = 4 * kMiB;
 
+// An empty value would pass for an option that was not given.
+std::string NotEmpty(const std::string& value) { return value.empty() ? "the value is empty" : ""; }
+
 }  // namespace
 
 std::vector<std::string> SplitPatterns(const std::vector<std::string>& values) {
@@ -65,9 +68,12 @@ void QuantizeOptions::AddTo(CLI::App& app, bool output) {
   app.add_option("source", source, "Checkpoint directory, or org/name[@revision] in the local Hugging Face cache")
       ->required()
       ->type_name("SRC");
-  app.add_option("--scheme", scheme, "Preset such as W4A16_ASYM, FP8_DYNAMIC, NVFP4A16 or MXFP4A16")->type_name("NAME");
-  app.add_option("--group-size", group_size, "Weights that share a scale, or \"channel\" for one scale a row")->type_name("N|channel");
+  app.add_option("--scheme", scheme, "Preset such as W4A16_ASYM, FP8_DYNAMIC, NVFP4A16 or MXFP4A16")->check(NotEmpty)->type_name("NAME");
+  app.add_option("--group-size", group_size, "Weights that share a scale, or \"channel\" for one scale a row")
+      ->check(NotEmpty)
+      ->type_name("N|channel");
   app.add_option("--observer", observer, "How scales are found: minmax, mse, nvfp4_sweep, or imatrix_mse (with --importance)")
+      ->check(NotEmpty)
       ->type_name("NAME");
   app.add_option("--targets", targets,
                  "What is quantized: a role, an exact module name, a glob, or re:REGEX; Linear, every linear weight, where nothing else is "
@@ -78,7 +84,7 @@ void QuantizeOptions::AddTo(CLI::App& app, bool output) {
   app.add_option("--ignore", ignore, "What is left alone; written like --targets and stronger than it")
       ->allow_extra_args(false)
       ->type_name("PATTERN");
-  app.add_option("--recipe", recipe_file, "YAML recipe; the options above are applied on top of it")->type_name("FILE");
+  app.add_option("--recipe", recipe_file, "YAML recipe; the options above are applied on top of it")->check(NotEmpty)->type_name("FILE");
   app.add_option("--max-shard-size", max_shard_size, "Largest file of the output")->type_name("SIZE")->capture_default_str();
   app.add_option("--export", export_format, "Format of the result")
       ->check(CLI::IsMember({"compressed-tensors", "modelopt"}))
@@ -86,8 +92,10 @@ void QuantizeOptions::AddTo(CLI::App& app, bool output) {
       ->capture_default_str();
   app.add_option("--activation-scales", activation_scales,
                  "Safetensors file with the largest magnitude of each module's input activations, for FP8 and NVFP4 with static scales")
+      ->check(NotEmpty)
       ->type_name("FILE");
   app.add_option("--importance", importance, "Safetensors file with E[x^2] of each module's input channels, for the observer imatrix_mse")
+      ->check(NotEmpty)
       ->type_name("FILE");
   app.add_flag("--allow-requantize", allow_requantize, "Also quantize weights that are stored in 4-bit integers already");
   if (!output) return;

@@ -48,6 +48,12 @@ TEST(JobOptionsTest, PatternsDoNotSwallowTheSource) {
   EXPECT_THAT(spec.ignore(), ElementsAre("re:x,y"));
 }
 
+TEST(JobOptionsTest, EmptyValuesAreRefused) {
+  for (const char* option : {"--scheme", "--group-size", "--observer", "--recipe", "--activation-scales", "--importance"}) {
+    EXPECT_THROW(Parse({"org/name", "--scheme", "W4A16", option, ""}), CLI::ValidationError) << option;
+  }
+}
+
 TEST(JobOptionsTest, EveryOptionReachesTheSpec) {
   QUERN_ASSERT_OK_AND_ASSIGN(TempDir directory, TempDir::Make("options"));
   const std::string recipe = directory.path() + "/recipe.yaml";

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
+#include "quant/block_sample.h"
 #include "quant/tile_support.h"
 
 namespace quern::quant {
@@ -29,14 +32,25 @@ class AmaxStatistics : public Statistics {
     const auto& from = static_cast<const AmaxStatistics&>(other);
     amax = std::max(amax, from.amax);
     for (size_t i = 0; i < parts.size() && i < from.parts.size(); ++i) parts[i] = std::max(parts[i], from.parts[i]);
-    if (sums != nullptr && from.sums != nullptr) sums->Add(*from.sums);
+    if (sample != nullptr && from.sample != nullptr) sample->Merge(*from.sample);
+  }
+
+  // The best global scale of the sample, found once.
+  float SampledGlobalScale(const scalar::FloatFormat& format) const {
+    MutexLock lock(&mutex_);
+    if (!global_scale_.has_value()) global_scale_ = sample->BestGlobalScale(format, amax);
+    return *global_scale_;
   }
 
   float amax = 0;
-  std::unique_ptr<scalar::GlobalScaleSums> sums;  // where the global scale is searched for
+  std::unique_ptr<BlockSample> sample;  // where the global scale is searched for
   Shape2D weight;
   int64_t columns;           // parts of a row of parts
   std::vector<float> parts;  // rows, or blocks row by row
+
+ private:
+  mutable Mutex mutex_;
+  mutable std::optional<float> global_scale_ QUERN_GUARDED_BY(mutex_);
 };
 
 FloatScaling ScalingOf(const SchemeSpec& spec) {
@@ -107,8 +121,15 @@ absl::Status CheckFloatScheme(const SchemeSpec& spec) {
   if (spec.observer == Observer::kSweep && spec.strategy != Strategy::kTensorGroup) {
     return unsupported("the sweep over block scales is for NVFP4");
   }
-  if (spec.observer != Observer::kMinMax && spec.strategy != Strategy::kTensorGroup && spec.strategy != Strategy::kChannel) {
-    return unsupported("observers other than minmax are for NVFP4, and for FP8 with a scale for each channel");
+  if (spec.observer != Observer::kMinMax && spec.strategy == Strategy::kTensor) {
+    return unsupported(
+        "with one scale for the whole weight the observer is minmax; mse and importance exist for FP8 with a scale for each "
+        "channel (FP8_DYNAMIC) or block (FP8_BLOCK), for NVFP4 and for integers in groups and channels");
+  }
+  if (spec.observer != Observer::kMinMax && spec.strategy == Strategy::kGroup) {
+    return unsupported(
+        "the observer of MXFP4 and MXFP8 is minmax: their scales are powers of two; mse and importance exist for NVFP4, FP8 "
+        "with a scale for each channel or block, and integers in groups and channels");
   }
   if (spec.num_bits != 4 && spec.num_bits != 8) return unsupported("floats have 4 or 8 bits");
   switch (spec.strategy) {
@@ -251,7 +272,6 @@ double FloatScheme::EffectiveBits(DType dtype, Shape2D shape) const {
   if (!regions.ok()) return 0;
   double bits = 0;
   for (const Region& region : *regions) {
-    if (region.computed) continue;
     double elements = 1;
     for (const uint64_t dimension : region.shape) elements *= static_cast<double>(dimension);
     bits += elements * BitsPerElement(region.dtype);
@@ -284,7 +304,7 @@ std::unique_ptr<Statistics> FloatScheme::NewStatistics(Shape2D weight) const {
   if (spec_.strategy == Strategy::kChannel) return std::make_unique<AmaxStatistics>(weight, weight.rows, 1);
   if (spec_.strategy == Strategy::kBlock) return std::make_unique<AmaxStatistics>(weight, Blocks(weight.rows), Blocks(weight.cols));
   auto statistics = std::make_unique<AmaxStatistics>(weight, 0, 0);
-  if (SearchesGlobalScale()) statistics->sums = std::make_unique<scalar::GlobalScaleSums>();
+  if (SearchesGlobalScale()) statistics->sample = std::make_unique<BlockSample>();
   return statistics;
 }
 
@@ -314,12 +334,12 @@ absl::Status FloatScheme::Observe(const Tile& tile, const ModuleInputs&, Statist
   work.group = spec_.strategy == Strategy::kBlock ? kBlock : tile.cols();
   work.elements = reinterpret_cast<const unsigned char*>(tile.data);
   work.element_stride = tile.row_stride;
-  if (Searches() && spec_.strategy == Strategy::kChannel) return WholeRowsStatus(spec_, tile.dtype, into.weight.cols);
-  if (into.sums != nullptr) {
-    FloatTile blocks = work;
-    blocks.format = FormatOf(tile.dtype);
-    blocks.group = spec_.group_size;
-    ObserveGlobalScale(blocks, *into.sums);
+  if (Searches() && (spec_.strategy == Strategy::kChannel || spec_.strategy == Strategy::kBlock))
+    return WholeRowsStatus(spec_, tile.dtype, into.weight.cols);
+  if (into.sample != nullptr) {
+    work.group = spec_.group_size;
+    into.sample->Observe(work, tile.row_begin, tile.col_begin / spec_.group_size, &into.amax);
+    return absl::OkStatus();
   }
   return ForEachBand(tile, work, [&](int64_t row, const FloatTile& band) -> absl::Status {
     switch (spec_.strategy) {
@@ -344,8 +364,10 @@ absl::Status FloatScheme::Observe(const Tile& tile, const ModuleInputs&, Statist
 float FloatScheme::GlobalScaleOf(DType dtype, const Statistics& statistics) const {
   const auto& observed = static_cast<const AmaxStatistics&>(statistics);
   if (is_modelopt()) return scalar::ModelOptNvfp4Scale2(observed.amax);
-  const float searched = observed.sums == nullptr ? 0 : observed.sums->Best();
-  if (searched != 0) return searched;
+  if (observed.sample != nullptr) {
+    const float searched = observed.SampledGlobalScale(FormatOf(dtype));
+    if (searched != 0) return searched;
+  }
   const bool precise = spec_.numerics == Numerics::kPrecise;
   return WithDType(dtype, [&](auto d) { return scalar::Nvfp4GlobalScale<decltype(d)>(observed.amax, precise); });
 }
@@ -447,7 +469,7 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs& inputs, c
     if (!is_modelopt()) return {Fp8ScaleOf(scale_dtype, amax), Fp8ScaleOf(scale_dtype, amax)};
     return {scalar::ModelOptFp8Scale(amax), Rounded(tile.dtype, scalar::ModelOptFp8Scale(amax))};
   };
-  return ForEachBand(tile, work, [&](int64_t row, FloatTile band) -> absl::Status {
+  QUERN_RETURN_IF_ERROR(ForEachBand(tile, work, [&](int64_t row, FloatTile band) -> absl::Status {
     std::vector<FloatScale> scales;
     if (spec_.strategy == Strategy::kTensor) {
       scales.push_back(given(observed->amax));
@@ -466,8 +488,6 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs& inputs, c
       }
       for (int64_t i = 0; Searches() && i < count; ++i) {
         // The largest magnitude that leaves the least error, of those that are shrunk.
-        FloatTile part = band;
-        part.elements += i * band.element_stride;
         float& largest = amax[static_cast<size_t>(i)];
         const auto shrunk = [&](int candidate) {
           const float magnitude = largest * search.Shrink(candidate);
@@ -475,8 +495,23 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs& inputs, c
         };
         FloatScale candidates[scalar::kShrinkCandidates];
         for (int candidate = 0; candidate < scalar::kShrinkCandidates; ++candidate) candidates[candidate] = given(shrunk(candidate));
-        double sums[scalar::kShrinkCandidates];
-        ErrorsOfScales(part, search, candidates, scalar::kShrinkCandidates, scalar::DifferenceFactor(candidates[0].divisor), sums);
+        const float factor = scalar::DifferenceFactor(candidates[0].divisor);
+        FloatTile part = band;
+        scalar::RangeSearch of_part = search;
+        if (block) {
+          part.columns = std::min(kBlock, band.columns - i * kBlock);
+          part.elements += i * kBlock * BytesPerElement(tile.dtype);
+          if (of_part.importance != nullptr) of_part.importance += i * kBlock;
+        } else {
+          part.rows = 1;
+          part.elements += i * band.element_stride;
+        }
+        double sums[scalar::kShrinkCandidates] = {};
+        for (int64_t r = 0; r < part.rows; ++r, part.elements += band.element_stride) {
+          double of_row[scalar::kShrinkCandidates];
+          ErrorsOfScales(part, of_part, candidates, scalar::kShrinkCandidates, factor, of_row);
+          for (int candidate = 0; candidate < scalar::kShrinkCandidates; ++candidate) sums[candidate] += of_row[candidate];
+        }
         int best = 0;
         double least = static_cast<double>(scalar::FloatOf(0x7F800000));
         for (int candidate = 0; candidate < scalar::kShrinkCandidates; ++candidate) {
@@ -511,7 +546,10 @@ absl::Status FloatScheme::Encode(const Tile& tile, const ModuleInputs& inputs, c
     scalar::Problem problem = EncodeFloats(band, options);
     problem.row += row - tile.row_begin;
     return ProblemStatus(problem, tile, work.group);
-  });
+  }));
+  // Of MX a group next to the end of D always comes to this: its power of two is the next one.
+  if (scaling_ == FloatScaling::kMx) return absl::OkStatus();
+  return CheckFiniteErrors(spec_, tile, errors);
 }
 
 absl::Status FloatScheme::Decode(const Tile& tile, absl::Span<const RegionBuffer> regions, std::byte* out) const {

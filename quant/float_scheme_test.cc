@@ -17,6 +17,7 @@
 namespace quern::quant {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -141,6 +142,8 @@ TEST(FloatSchemeTest, UnsupportedSpecsSayWhy) {
   } cases[] = {
       {"float8 channel asymmetric observer=minmax numerics=reference", "symmetric"},
       {"float8 channel symmetric observer=sweep numerics=reference", "observer"},
+      {"float8 tensor symmetric observer=mse numerics=reference", "FP8_BLOCK"},
+      {"float8 group=32 symmetric observer=mse numerics=reference scale=e8m0", "powers of two"},
       {"float6 channel symmetric observer=minmax numerics=reference", "4 or 8 bits"},
       {"float4 tensor_group=32 symmetric observer=minmax numerics=reference scale=e4m3", "16 columns"},
       {"float4 tensor_group=16 symmetric observer=minmax numerics=reference", "scale=e4m3"},
@@ -174,11 +177,11 @@ TEST(FloatSchemeTest, WeightsThatDoNotFitAreRefused) {
 }
 
 TEST(FloatSchemeTest, EffectiveBitsCountScales) {
-  EXPECT_EQ(SchemeOf(kNvfp4).EffectiveBits(DType::kBF16, {64, 128}), 4.5);
-  EXPECT_EQ(SchemeOf(kModelOptNvfp4).EffectiveBits(DType::kBF16, {64, 128}), 4.5);
+  EXPECT_EQ(SchemeOf(kNvfp4).EffectiveBits(DType::kBF16, {64, 128}), 4.5 + 32.0 / (64 * 128));
+  EXPECT_EQ(SchemeOf(kModelOptNvfp4).EffectiveBits(DType::kBF16, {64, 128}), 4.5 + 32.0 / (64 * 128));
   EXPECT_EQ(SchemeOf(kMxfp4).EffectiveBits(DType::kBF16, {64, 128}), 4.25);
   EXPECT_EQ(SchemeOf(kMxfp8).EffectiveBits(DType::kBF16, {64, 128}), 8.25);
-  EXPECT_EQ(SchemeOf(kFp8Tensor).EffectiveBits(DType::kBF16, {64, 128}), 8);
+  EXPECT_EQ(SchemeOf(kFp8Tensor).EffectiveBits(DType::kBF16, {64, 128}), 8 + 16.0 / (64 * 128));
   EXPECT_EQ(SchemeOf(kFp8Channel).EffectiveBits(DType::kF32, {64, 128}), 8.25);
   EXPECT_EQ(SchemeOf(kFp8Block).EffectiveBits(DType::kBF16, {128, 128}), 8 + 16.0 / 128 / 128);
 }
@@ -379,6 +382,22 @@ TEST(FloatSchemeTest, NonfiniteElementsFailNamingThePlaceOrAreReplaced) {
 }
 
 // What others publish: FP8 in blocks whose scales are F32, BF16 or E8M0, edge blocks cut short; one rounding, to BF16.
+TEST(FloatSchemeTest, ValuesThatWouldDecodeToInfinityAreRefused) {
+  // 65504 / 448 in F16 is 146.25, of which 448 are 65520.
+  const TestWeight weight = WeightOf<scalar::F16>(DType::kF16, {2, 32}, {65504.0f, 1.0f});
+  for (const char* spec : {kFp8Channel, kFp8Tensor, kFp8Block, "int4 group=32 symmetric observer=minmax numerics=reference"}) {
+    const bool integers = spec[0] == 'i';
+    const TestWeight& used = integers ? WeightOf<scalar::F16>(DType::kF16, {2, 32}, {-65504.0f, 1.0f}) : weight;
+    for (const NonfinitePolicy policy : {NonfinitePolicy::kFail, NonfinitePolicy::kClamp}) {
+      EXPECT_THAT(EncodeWeight(SchemeOf(spec), used, Tiling(), policy),
+                  StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("row 0"), HasSubstr("decode to infinity"))))
+          << spec;
+    }
+  }
+  const TestWeight smaller = WeightOf<scalar::F16>(DType::kF16, {2, 32}, {60000.0f, 1.0f});
+  QUERN_EXPECT_OK(EncodeWeight(SchemeOf(kFp8Channel), smaller, Tiling()));
+}
+
 TEST(FloatSchemeTest, DecodesBlocksUnderScalesOfAnyDtype) {
   const Shape2D shape = {130, 200};
   std::string codes;

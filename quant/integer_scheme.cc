@@ -250,7 +250,8 @@ absl::Status IntegerScheme::Encode(const Tile& tile, const ModuleInputs& inputs,
     Search(work, search, searched.data());
     options.fixed = searched.data();
   }
-  return ProblemStatus(quant::Encode(work, options), tile, work.group, OfTensor());
+  QUERN_RETURN_IF_ERROR(ProblemStatus(quant::Encode(work, options), tile, work.group, OfTensor()));
+  return CheckFiniteErrors(spec_, tile, errors);
 }
 
 absl::Status IntegerScheme::Decode(const Tile& tile, absl::Span<const RegionBuffer> regions, std::byte* out) const {

@@ -287,7 +287,7 @@ TEST(IntegerSchemeTest, ReplacedElementsDecodeToFiniteValues) {
 
 TEST(IntegerSchemeTest, ARangeThatOverflowsFailsNamingTheGroup) {
   TestWeight weight = RandomWeight(DType::kF16, {1, 96}, 2);
-  const uint16_t ends[] = {0x7BFF, 0xFBFF};
+  const uint16_t ends[] = {0x7B00, 0xFB00};
   std::memcpy(weight.bytes.data() + 70 * 2, ends, sizeof ends);
   EXPECT_THAT(EncodeWeight(SchemeOf(4, 32, false), weight, Tiling()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("row 0, columns 64 to 95: the difference")));
@@ -295,6 +295,12 @@ TEST(IntegerSchemeTest, ARangeThatOverflowsFailsNamingTheGroup) {
   uint16_t scale;
   std::memcpy(&scale, clamped.data[1].data() + 4, 2);
   EXPECT_TRUE(scalar::F16::IsFinite(scale));
+  // The least value of F16 is rounded to a multiple of that scale beyond it.
+  TestWeight largest = weight;
+  const uint16_t farther[] = {0x7BFF, 0xFBFF};
+  std::memcpy(largest.bytes.data() + 70 * 2, farther, sizeof farther);
+  EXPECT_THAT(EncodeWeight(SchemeOf(4, 32, false), largest, Tiling(), NonfinitePolicy::kClamp),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("row 0: under scheme")));
   QUERN_EXPECT_OK(EncodeWeight(SchemeOf(4, 32, false, Numerics::kPrecise), weight, Tiling()));
   EXPECT_THAT(EncodeWeight(WithActivations(4, Strategy::kTensor, 0, false, Activations::kNone), weight, Tiling()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the whole weight: the difference")));

@@ -192,6 +192,64 @@ INSTANTIATE_TEST_SUITE_P(All, FloatObserverGoldenTest,
                                                std::get<2>(info.param) == Observer::kMse ? "mse" : "importance");
                          });
 
+// Where there are few blocks, any scale of F32 can be met by the global one: each row is a tensor of its own.
+TEST(ObserverGoldenTest, NoTinyTensorOfNvfp4IsWorseThanTheReference) {
+  const GoldenFile golden("observers.safetensors");
+  SchemeSpec spec = *PresetScheme("NVFP4A16");
+  spec.observer = Observer::kMse;
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
+    for (const int64_t columns : {16, 64, 256}) {
+      const std::string name = absl::StrCat(dtype, ".tiny", columns);
+      const TestWeight all = golden.Weight(name + ".weight");
+      const std::vector<double> totals = ValuesOf<double>(golden.Get(name + ".totals"));
+      ASSERT_EQ(static_cast<int64_t>(totals.size()), all.shape.rows);
+      ASSERT_EQ(all.shape.cols, columns);
+      double ours = 0, theirs = 0;
+      for (int64_t row = 0; row < all.shape.rows; ++row) {
+        TestWeight weight = all;
+        weight.shape.rows = 1;
+        const int64_t bytes = columns * BytesPerElement(all.dtype);
+        weight.bytes = all.bytes.substr(row * bytes, bytes);
+        EncodedWeight encoded;
+        QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, Through(spec, weight, {}, &encoded));
+        const double error = ErrorOf(Observer::kMse, weight, decoded, 0, columns, {});
+        EXPECT_TRUE(std::isfinite(error)) << name << " row " << row;
+        if (!std::isfinite(totals[row])) continue;  // the reference overflows F16
+        EXPECT_LE(error, totals[row] * (1 + kTolerance)) << name << " row " << row;
+        ours += error / totals[row];
+        theirs += 1;
+      }
+      EXPECT_LT(ours, theirs) << name;
+    }
+  }
+}
+
+TEST(ObserverGoldenTest, NoBlockOfFp8IsWorseThanTheReference) {
+  const GoldenFile golden("observers.safetensors");
+  SchemeSpec spec = *PresetScheme("FP8_BLOCK");
+  spec.observer = Observer::kMse;
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
+    const TestWeight weight = golden.Weight(absl::StrCat(dtype, ".block.weight"));
+    const std::vector<double> expected = ValuesOf<double>(golden.Get(absl::StrCat(dtype, ".block.fp8_block.mse")));
+    EncodedWeight encoded;
+    QUERN_ASSERT_OK_AND_ASSIGN(const Scheme* const scheme, Scheme::For(spec));
+    const Tiling bands = {128, 0};
+    QUERN_ASSERT_OK_AND_ASSIGN(encoded, EncodeWeight(*scheme, weight, bands));
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::string decoded, DecodeWeight(*scheme, weight, encoded, bands));
+    const int64_t across = weight.shape.cols / 128;
+    ASSERT_EQ(static_cast<int64_t>(expected.size()), weight.shape.rows / 128 * across);
+    for (size_t block = 0; block < expected.size(); ++block) {
+      double error = 0;
+      for (int64_t row = 0; row < 128; ++row) {
+        const int64_t at =
+            (static_cast<int64_t>(block) / across * 128 + row) * weight.shape.cols + static_cast<int64_t>(block) % across * 128;
+        error += ErrorOf(Observer::kMse, weight, decoded, at, 128, {});
+      }
+      EXPECT_LE(error, expected[block] * (1 + kTolerance)) << dtype << " block " << block;
+    }
+  }
+}
+
 // Each block has the scale of the least squared error of all.
 TEST(SweepTest, NoOtherScaleIsBetter) {
   for (const bool modelopt : {false, true}) {

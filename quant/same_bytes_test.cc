@@ -139,7 +139,9 @@ TEST(SameBytesTest, ScalarDefinitionTargetsTilesAndThreadsAgree) {
       hwy::SetSupportedTargetsForTest(targets[random() % targets.size()]);
       const int64_t row_multiple = scheme->RowMultiple();
       Tiling tiling = {row_multiple * static_cast<int64_t>(1 + random() % 4), 0, static_cast<int>(random() % 4), random()};
-      const bool whole_rows = scheme->spec().strategy == Strategy::kChannel && scheme->spec().observer != Observer::kMinMax;
+      const Strategy strategy = scheme->spec().strategy;
+      const bool whole_rows =
+          (strategy == Strategy::kChannel || strategy == Strategy::kBlock) && scheme->spec().observer != Observer::kMinMax;
       if (trial == 3 && !whole_rows) tiling.segment_columns = scheme->ColumnMultiple() * static_cast<int64_t>(1 + random() % 3);
       SCOPED_TRACE(absl::StrCat(KernelTarget(), ", bands of ", tiling.band_rows, ", segments of ", tiling.segment_columns, ", ",
                                 tiling.threads, " threads"));

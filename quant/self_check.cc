@@ -193,7 +193,7 @@ absl::Status Compare(absl::string_view dtype, ElementType element, const scalar:
   return absl::OkStatus();
 }
 
-// Compares the searches of observers: ranges of integers, scales of NVFP4 blocks and what its global scale is chosen by, errors of FP8.
+// Compares the searches of observers: ranges of integers, scales of NVFP4 blocks and their least errors, errors of FP8.
 template <class D>
 absl::Status CompareSearches(absl::string_view dtype, ElementType element) {
   const std::vector<typename D::Bits> elements = Elements<D>();
@@ -245,10 +245,14 @@ absl::Status CompareSearches(absl::string_view dtype, ElementType element) {
     if (norm == scalar::SearchNorm::kSquare) break;
     tile.scales = nullptr;
     if (norm == scalar::SearchNorm::kPower24) {
-      scalar::GlobalScaleSums expected_sums, actual_sums;
-      ObserveGlobalScaleScalar(tile, expected_sums);
-      ObserveGlobalScale(tile, actual_sums);
-      if (std::memcmp(&expected_sums, &actual_sums, sizeof expected_sums) != 0) return differ("sums of the global scale", norm);
+      tile.rows = 1;
+      constexpr int64_t kBlocks = kColumns / 16;
+      float amax[kBlocks], expected_least[kBlocks], actual_least[kBlocks];
+      for (int64_t i = 0; i < kBlocks; ++i) amax[i] = scalar::AmaxOfBlock<D>(data, i * 16, 16);
+      LeastErrorsScalar(tile, amax, expected_least);
+      LeastErrors(tile, amax, actual_least);
+      if (std::memcmp(expected_least, actual_least, sizeof expected_least) != 0) return differ("least errors", norm);
+      tile.rows = kRows;
     }
     tile.format = {8, scalar::FloatScaling::kGiven, false, true};
     const scalar::FloatScale scales[] = {{0x1p-9f, 0x1p-9f}, {0x1.2p-10f, 0x1.2p-10f}};

@@ -44,9 +44,12 @@ absl::Status CheckErrors(const Tile& tile, size_t errors) {
 }
 
 absl::Status WholeRowsStatus(const SchemeSpec& spec, DType dtype, int64_t columns) {
-  return absl::ResourceExhaustedError(absl::StrCat("scheme \"", spec.ToString(), "\" searches over whole rows: one of ", columns,
-                                                   " columns takes ", columns * BytesPerElement(dtype),
-                                                   " bytes, more than a tile of this memory budget; allow more memory, or choose groups"));
+  const bool block = spec.strategy == Strategy::kBlock;
+  const int64_t bytes = (block ? spec.group_size : 1) * columns * BytesPerElement(dtype);
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "scheme \"", spec.ToString(), "\" searches over whole ", block ? "blocks: " : "rows: ", block ? spec.group_size : 1,
+      block ? " rows" : " row", " of ", columns, " columns take ", bytes,
+      " bytes, more than a tile of this memory budget; allow more memory, or choose ", block ? "the observer minmax" : "groups"));
 }
 
 absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group, bool whole_weight) {
@@ -67,6 +70,19 @@ absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int
       whole_weight ? std::string("the whole weight") : absl::StrCat("row ", row, ", columns ", column, " to ", column + group - 1),
       ": the difference of the largest and the smallest value overflows ", DTypeName(tile.dtype),
       ", so that the scale is not finite; use a symmetric scheme, or nonfinite: clamp"));
+}
+
+absl::Status CheckFiniteErrors(const SchemeSpec& spec, const Tile& tile, absl::Span<const RowError> errors) {
+  for (size_t i = 0; i < errors.size(); ++i) {
+    // Also false of NaN, which the difference of two infinities gives.
+    if (errors[i].max_abs <= static_cast<double>(scalar::F32::kLargest)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("row ", tile.row_begin + static_cast<int64_t>(i), ": under scheme \"", spec.ToString(),
+                     "\" an element so near the largest value of ", DTypeName(tile.dtype),
+                     " is rounded beyond it and would decode to infinity; ignore this module, or convert the checkpoint to a dtype "
+                     "with a larger range"));
+  }
+  return absl::OkStatus();
 }
 
 namespace {

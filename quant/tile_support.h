@@ -33,12 +33,15 @@ inline unsigned char* AddressIn(const RegionBuffer& buffer, int64_t row, int64_t
 // all of it is 0, all columns count alike.
 absl::StatusOr<scalar::RangeSearch> SearchOf(Observer observer, const Tile& tile, const ModuleInputs& inputs);
 
-// RESOURCE_EXHAUSTED: a search for the scale of a row needs the whole row, of so many columns.
+// RESOURCE_EXHAUSTED: a search for the scale of a row or block needs the whole row or all rows of the block, of so many columns.
 absl::Status WholeRowsStatus(const SchemeSpec& spec, DType dtype, int64_t columns);
 
 // INVALID_ARGUMENT naming the element of the weight, or OK for kNone. `group` is the number of columns of a group whose range overflows;
 // `whole_weight`: the range is that of the whole weight.
 absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int64_t group, bool whole_weight = false);
+
+// INVALID_ARGUMENT where an element of the tile decodes to a value that is not finite: one near the largest of its dtype, rounded up.
+absl::Status CheckFiniteErrors(const SchemeSpec& spec, const Tile& tile, absl::Span<const RowError> errors);
 
 // The tile as the kernels of elements take it: no regions.
 absl::StatusOr<IntegerTile> ElementsOf(const Tile& tile);

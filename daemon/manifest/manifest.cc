@@ -65,6 +65,12 @@ OrderedJson ToJson(const ManifestModule& module) {
   json["source_dtype"] = module.source_dtype;
   json["source_shape"] = module.source_shape;
   json["source_digest"] = HexDigest(module.source_digest);
+  if (module.stack.has_value()) {
+    json["stack"] = {{"tensor", module.stack->tensor},
+                     {"offset", module.stack->offset},
+                     {"row_stride", module.stack->row_stride},
+                     {"col_stride", module.stack->col_stride}};
+  }
   json["error"] = std::move(error);
   return json;
 }
@@ -167,6 +173,8 @@ class ObjectReader {
     return name;
   }
 
+  bool Has(const char* key) const { return object_.contains(key); }
+
   const Json* Object(const char* key) {
     const Json* value = Find(key);
     if (value != nullptr && !value->is_object()) {
@@ -233,6 +241,13 @@ absl::Status Append(const Json& json, std::string where, std::vector<ManifestMod
     module.error.set_max_abs_error(error.Double("max_abs_error"));
     module.error.set_nonfinite(error.Uint("nonfinite"));
     reader.Merge(error.status());
+  }
+  if (reader.Has("stack")) {
+    if (const Json* object = reader.Object("stack")) {
+      ObjectReader stack(*object, absl::StrCat(where, ": stack"));
+      module.stack = {stack.String("tensor"), stack.Uint("offset"), stack.Uint("row_stride"), stack.Uint("col_stride")};
+      reader.Merge(stack.status());
+    }
   }
   modules->push_back(std::move(module));
   return reader.status();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,14 @@ struct ManifestFile {
   std::string sha256;  // raw
 };
 
+// Where plain values stand in a tensor that holds those of several modules: strides in bytes, `offset` from the tensor's start.
+struct ManifestStack {
+  std::string tensor;
+  uint64_t offset = 0;
+  uint64_t row_stride = 0;
+  uint64_t col_stride = 0;
+};
+
 struct ManifestModule {
   std::string module;
   std::string scheme;  // canonical text
@@ -35,6 +44,7 @@ struct ManifestModule {
   std::string shard;          // file name in the output
   std::string role;
   std::string reason;
+  std::optional<ManifestStack> stack;  // absent: its tensors are its own, "<module>.weight" and so on
   quern::v1::ModuleError error;
 };
 

@@ -77,6 +77,24 @@ TEST(ManifestTest, RoundTripGivesTheSameText) {
   EXPECT_EQ(parsed.source_files[0].size, 10u);
 }
 
+TEST(ManifestTest, PlacesInStacksRoundTrip) {
+  Manifest manifest = Example();
+  manifest.modules[1].stack = {"layers.0.experts.gate_up_proj", 4096, 2, 256};
+  const std::string text = ManifestToJson(manifest);
+  EXPECT_THAT(text,
+              HasSubstr("\"stack\":{\"tensor\":\"layers.0.experts.gate_up_proj\",\"offset\":4096,\"row_stride\":2,\"col_stride\":256}"));
+  QUERN_ASSERT_OK_AND_ASSIGN(const Manifest parsed, ParseManifest(text, "m"));
+  EXPECT_EQ(ManifestToJson(parsed), text);
+  EXPECT_FALSE(parsed.modules[0].stack.has_value());
+  ASSERT_TRUE(parsed.modules[1].stack.has_value());
+  EXPECT_EQ(parsed.modules[1].stack->offset, 4096u);
+  EXPECT_EQ(parsed.modules[1].stack->col_stride, 256u);
+  EXPECT_THAT(ParseManifest(absl::StrReplaceAll(text, {{"\"row_stride\":2", "\"row_stride\":-2"}}), "m"),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("stack: \"row_stride\" is no unsigned integer")));
+  EXPECT_THAT(ParseManifest(absl::StrReplaceAll(text, {{"\"offset\":4096,", ""}}), "m"),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("\"offset\" is missing")));
+}
+
 TEST(ManifestTest, EmptyListsRoundTrip) {
   const std::string text = ManifestToJson(Manifest());
   QUERN_ASSERT_OK_AND_ASSIGN(const Manifest parsed, ParseManifest(text, "m"));

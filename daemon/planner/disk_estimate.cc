@@ -17,6 +17,7 @@ constexpr uint64_t kCopiesInJobStore = 2;
 // Keys, digests, numbers of the longest form and punctuation of one entry.
 constexpr uint64_t kIndexEntry = 8;
 constexpr uint64_t kManifestModule = 640;
+constexpr uint64_t kManifestStack = 128;
 constexpr uint64_t kManifestCopy = 192;
 constexpr uint64_t kManifestFile = 160;
 constexpr uint64_t kRunSource = 384;
@@ -37,7 +38,8 @@ uint64_t ManifestEntry(const quern::v1::ShardUnit& unit, const quern::v1::TaskSp
            kManifestCopy;
   }
   const quern::v1::QuantizeUnit& quantize = unit.quantize();
-  return Quoted(quantize.module()) + Quoted(quantize.role()) + Quoted(quantize.scheme()) + Quoted(quantize.reason()) +
+  const uint64_t stack = quantize.has_place() ? Quoted(quantize.outputs(0).name()) + kManifestStack : 0;
+  return stack + Quoted(quantize.module()) + Quoted(quantize.role()) + Quoted(quantize.scheme()) + Quoted(quantize.reason()) +
          Quoted(task.label()) + Quoted(quantize.weight().tensor()) + file(quantize.weight()) + kManifestModule;
 }
 
@@ -57,6 +59,7 @@ uint64_t EstimateDiskBesideFiles(const Plan& plan, uint64_t config_bytes) {
       if (plan.tasks.size() == 1) continue;  // one shard needs no index
       if (unit.has_copy()) bytes += IndexEntry(unit.copy().output(), shard);
       if (unit.has_generate()) bytes += IndexEntry(unit.generate().output(), shard);
+      if (unit.quantize().place().offset() != 0) continue;  // the stack's first unit stands for it
       for (const quern::v1::OutputTensor& tensor : unit.quantize().outputs()) bytes += IndexEntry(tensor, shard);
     }
   }

@@ -314,6 +314,13 @@ absl::StatusOr<std::vector<std::string>> CheckQuantizationConfig(absl::string_vi
       differences.push_back(
           absl::StrCat("format of quantization_config is ", config.at("format").dump(), ", the modules are ", ConfigFormat(schemes)));
     }
+    // What else stands there could say that the tensors are something else.
+    static const auto* const kKeys = new std::set<std::string>{
+        "config_groups",       "format",          "global_compression_ratio", "ignore", "kv_cache_scheme", "quant_method",
+        "quantization_status", "sparsity_config", "transform_config",         "version"};
+    for (const auto& [key, value] : config.items()) {
+      if (kKeys->count(key) == 0) differences.push_back(absl::StrCat("quantization_config has ", key, ", which Quern does not write"));
+    }
     EntryList ignore;
     QUERN_RETURN_IF_ERROR(ignore.Add(config.at("ignore")));
     struct Group {

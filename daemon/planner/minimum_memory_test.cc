@@ -30,6 +30,10 @@ TEST(MinimumMemoryTest, OnlyGatheredWeightsAndInputsNeedMore) {
   EXPECT_EQ(MinimumMemory(Unit(kBlock, "F32", 4000, 65536, 4, 16000)), 8 * (128 * (4 * 65536 + 128) + 64 * kKiB));
   EXPECT_EQ(MinimumMemory(Unit(kBlock, "F32", 2, 65536, 4, 16000)), kMinimumTaskMemory);
 
+  // Whole rows, of a channel or a block, are searched over at once.
+  const char* const search = "float8 block=128 symmetric observer=mse numerics=reference";
+  EXPECT_EQ(MinimumMemory(Unit(search, "BF16", 4000, 65536, 2 * 65536, 2)), WholeRowsMemory(128 * 2 * 65536));
+
   quern::v1::TaskSpec task;
   *task.mutable_write_shard()->add_units()->mutable_quantize() = Unit(kGroup, "BF16", 4, 64, 128, 2);
   quern::v1::QuantizeUnit& unit = *task.mutable_write_shard()->mutable_units(0)->mutable_quantize();

@@ -233,6 +233,11 @@ absl::StatusOr<std::vector<std::string>> CheckModelOptConfigs(absl::string_view 
     }
     const Json& quantization = file.at("quantization");
     const bool mixed = quantization.at("quant_algo") == kMixed;
+    static const auto* const kKeys =
+        new std::set<std::string>{"exclude_modules", "group_size", "kv_cache_quant_algo", "quant_algo", "quantized_layers"};
+    for (const auto& [key, value] : quantization.items()) {
+      if (kKeys->count(key) == 0) differences.push_back(absl::StrCat("hf_quant_config.json has ", key, ", which Quern does not write"));
+    }
     absl::flat_hash_map<std::string, Json> layers;
     if (mixed) {
       for (const auto& [name, layer] : quantization.at("quantized_layers").items()) layers.emplace(name, layer);

@@ -20,6 +20,7 @@ constexpr char kAmaxSuffix[] = ".input_amax";
 constexpr char kActivationScales[] = "--activation-scales";
 constexpr char kImportance[] = "--importance";
 constexpr size_t kNamesShown = 5;
+constexpr float kTooLargeForF16 = 65520;  // rounds to infinity
 
 std::string ShapeText(const checkpoint::TensorInfo& info) {
   return absl::StrCat(DTypeName(info.dtype), " [", absl::StrJoin(info.shape, ", "), "]");
@@ -30,6 +31,7 @@ std::string ShapeText(const checkpoint::TensorInfo& info) {
 absl::StatusOr<ModuleInputs::File> ModuleInputs::OpenOne(const std::string& path, bool with_fingerprints, quern::v1::PlanSummary& summary) {
   QUERN_ASSIGN_OR_RETURN(checkpoint::SafetensorsHeader header, checkpoint::ReadSafetensorsHeader(path));
   File file;
+  QUERN_ASSIGN_OR_RETURN(file.fd, OpenFile(path, O_RDONLY));
   file.data_start = header.data_start;
   file.source.set_path(path);
   file.source.set_header_sha256(header.sha256);
@@ -57,6 +59,15 @@ absl::StatusOr<ModuleInputs::File> ModuleInputs::OpenOne(const std::string& path
   }
   *summary.add_input_files() = file.source;
   return file;
+}
+
+absl::StatusOr<std::vector<float>> ModuleInputs::ReadFloats(const File& file, const checkpoint::TensorInfo& info) {
+  // Files are little-endian, and so is every machine that this runs on.
+  static_assert(std::endian::native == std::endian::little);
+  std::vector<float> values(info.elements());
+  QUERN_RETURN_IF_ERROR(
+      ReadExactly(file.fd.get(), file.data_start + info.begin, values.data(), values.size() * sizeof(float), file.source.path()));
+  return values;
 }
 
 absl::StatusOr<ModuleInputs> ModuleInputs::Open(const std::string& activation_scales, const std::string& importance, bool with_fingerprints,
@@ -94,14 +105,16 @@ absl::Status ModuleInputs::AddTo(const InputModule& module, const quant::Scheme&
     if (info->dtype != DType::kF32 || info->elements() != 1) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", ShapeText(*info), "; an amax is one F32"));
     }
-    QUERN_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY));
-    unsigned char bytes[4];
-    QUERN_RETURN_IF_ERROR(ReadExactly(fd.get(), activation_scales_->data_start + info->begin, bytes, sizeof(bytes), path));
-    uint32_t bits = 0;
-    for (int i = 0; i < 4; ++i) bits |= uint32_t{bytes[i]} << (8 * i);
-    const float amax = std::bit_cast<float>(bits);
+    QUERN_ASSIGN_OR_RETURN(const std::vector<float> values, ReadFloats(*activation_scales_, *info));
+    const float amax = values[0];
     if (!std::isfinite(amax) || amax <= 0) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", amax, "; an amax is a number above 0"));
+    }
+    const bool rounded =
+        scheme.spec().convention == quant::Convention::kCompressedTensors && scheme.spec().numerics == quant::Numerics::kReference;
+    if (rounded && module.dtype == DType::kF16 && amax >= kTooLargeForF16) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", amax, ", which overflows F16, the dtype of ",
+                                                     module.name, "; numerics: precise has room"));
     }
     unit.set_activation_amax(amax);
   }
@@ -111,6 +124,12 @@ absl::Status ModuleInputs::AddTo(const InputModule& module, const quant::Scheme&
   if (info->dtype != DType::kF32 || info->shape.size() != 1 || info->shape[0] != module.columns) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", ShapeText(*info), "; ", module.name, " has ",
                                                    module.columns, " input channels in F32"));
+  }
+  QUERN_ASSIGN_OR_RETURN(const std::vector<float> values, ReadFloats(*importance_, *info));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i]) && values[i] >= 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, ": the importance of column ", i, " is ", values[i],
+                                                   "; each is a mean of squares, finite and not negative"));
   }
   int number = task.source_files_size();
   for (int i = 0; i < task.source_files_size(); ++i) {

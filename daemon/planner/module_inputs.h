@@ -12,6 +12,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/dtype.h"
+#include "base/file.h"
 #include "checkpoint/safetensors.h"
 #include "quant/scheme.h"
 #include "quern/v1/plan.pb.h"
@@ -23,6 +25,7 @@ struct InputModule {
   std::string name;
   std::string other_name;  // transformers' name, or empty
   uint64_t columns = 0;
+  DType dtype = DType::kBF16;  // of the weight
 };
 
 class ModuleInputs {
@@ -33,7 +36,8 @@ class ModuleInputs {
                                            quern::v1::PlanSummary& summary);
 
   // Sets the inputs that `scheme` needs; the task's source files get the file of importance where a view names it. NOT_FOUND when the
-  // files do not have the module, INVALID_ARGUMENT for a value of another shape or dtype, or an amax that is no number above 0.
+  // files do not have the module, INVALID_ARGUMENT for a value of another shape or dtype, an amax that is no number above 0 (or too large
+  // for a scheme that rounds it to the weight's dtype), or an importance that is negative or not finite. Reads the values.
   absl::Status AddTo(const InputModule& module, const quant::Scheme& scheme, quern::v1::TaskSpec& task, quern::v1::QuantizeUnit& unit);
 
   // Of entries that no module asked for, by now.
@@ -42,11 +46,13 @@ class ModuleInputs {
  private:
   struct File {
     quern::v1::SourceFile source;
+    UniqueFd fd;
     uint64_t data_start = 0;
     absl::flat_hash_map<std::string, checkpoint::TensorInfo> tensors;  // by the name of the module
     std::set<std::string> unused;
   };
   static absl::StatusOr<File> OpenOne(const std::string& path, bool with_fingerprints, quern::v1::PlanSummary& summary);
+  static absl::StatusOr<std::vector<float>> ReadFloats(const File& file, const checkpoint::TensorInfo& info);
   static absl::StatusOr<const checkpoint::TensorInfo*> Find(std::optional<File>& file, const char* option, const InputModule& module);
 
   std::optional<File> activation_scales_;

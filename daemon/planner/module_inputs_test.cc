@@ -89,6 +89,28 @@ TEST_F(ModuleInputsTest, WrongAmaxIsRefused) {
               StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("missing"), HasSubstr("--activation-scales"))));
 }
 
+TEST_F(ModuleInputsTest, AmaxThatOverflowsTheWeightsDTypeIsRefused) {
+  const std::string path = Write({{"a", {}, {65520}}, {"b", {}, {65519}}});
+  QUERN_ASSERT_OK_AND_ASSIGN(ModuleInputs inputs, ModuleInputs::Open(path, "", false, summary_));
+  EXPECT_THAT(inputs.AddTo({"a", "", 16, DType::kF16}, SchemeOf("NVFP4"), task_, unit_), StatusIs(kInvalid, HasSubstr("overflows F16")));
+  QUERN_EXPECT_OK(inputs.AddTo({"b", "", 16, DType::kF16}, SchemeOf("NVFP4"), task_, unit_));
+  QUERN_EXPECT_OK(inputs.AddTo({"a", "", 16, DType::kBF16}, SchemeOf("NVFP4"), task_, unit_));
+}
+
+TEST_F(ModuleInputsTest, WrongImportanceIsRefused) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+  const std::string path =
+      Write({{"good", {2}, {0, 3}}, {"negative", {2}, {1, -0.5}}, {"nan", {2}, {kNan, 1}}, {"infinite", {2}, {1, kInf}}});
+  QUERN_ASSERT_OK_AND_ASSIGN(ModuleInputs inputs, ModuleInputs::Open("", path, false, summary_));
+  const quant::Scheme& scheme = SchemeOf("W4A16", quant::Observer::kImportance);
+  QUERN_EXPECT_OK(inputs.AddTo({"good", "", 2}, scheme, task_, unit_));
+  EXPECT_EQ(unit_.inputs_size(), 1);
+  EXPECT_THAT(inputs.AddTo({"negative", "", 2}, scheme, task_, unit_), StatusIs(kInvalid, HasSubstr("column 1 is -0.5")));
+  EXPECT_THAT(inputs.AddTo({"nan", "", 2}, scheme, task_, unit_), StatusIs(kInvalid, HasSubstr("column 0 is nan")));
+  EXPECT_THAT(inputs.AddTo({"infinite", "", 2}, scheme, task_, unit_), StatusIs(kInvalid, HasSubstr("column 1 is inf")));
+  EXPECT_EQ(unit_.inputs_size(), 1);
+}
+
 TEST_F(ModuleInputsTest, FilesThatCannotBeUsed) {
   EXPECT_THAT(ModuleInputs::Open("/nowhere/x", "", false, summary_),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("--activation-scales")));

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -24,6 +25,7 @@
 #include "daemon/planner/shard_layout.h"
 #include "daemon/planner/shard_writer.h"
 #include "daemon/planner/source_evidence.h"
+#include "daemon/planner/source_modules.h"
 
 namespace quern::daemon {
 namespace {
@@ -78,6 +80,7 @@ class QuantizePlanner {
   absl::Status Run(QuantizeInputs* inputs, uint64_t memory) {
     inputs_ = inputs;
     GatherSets();
+    QUERN_RETURN_IF_ERROR(SetAsideCollisions());
     QUERN_RETURN_IF_ERROR(MakeBlocks());
     const std::vector<std::vector<size_t>> shards = LayOutShards(blocks_, summary().max_shard_size());
     plan_.tasks.reserve(shards.size());
@@ -108,6 +111,54 @@ class QuantizePlanner {
     }
   }
 
+  // Tensors beside a weight whose names the scheme stores its own under.
+  absl::Status SetAsideCollisions() {
+    for (SelectedModule& module : selection_.modules) {
+      if (module.scheme == nullptr || module.tensors.empty()) continue;
+      absl::StatusOr<const StoredForm*> form = forms_.Get(module.scheme, *module.weight);
+      if (!form.ok()) return Annotate(form.status(), module.identity.module);
+      const auto collides = [&](size_t tensor) {
+        return std::any_of((*form)->regions.begin(), (*form)->regions.end(), [&](const quant::Region& region) {
+          return Info(tensor).name == absl::StrCat(module.identity.module, ".", region.suffix);
+        });
+      };
+      const auto end = std::stable_partition(module.tensors.begin(), module.tensors.end(), [&](size_t t) { return !collides(t); });
+      collisions_.insert(collisions_.end(), end, module.tensors.end());
+      module.tensors.erase(end, module.tensors.end());
+    }
+    return absl::OkStatus();
+  }
+
+  // Scales that belong to no weight: of a KV cache, or left over from another format.
+  void WarnOfOrphans() {
+    std::vector<std::string> cache, left_over, replaced;
+    for (const SelectedModule& module : selection_.modules) {
+      for (const size_t tensor : module.tensors) {
+        const std::string& name = Info(tensor).name;
+        const absl::string_view parameter = absl::string_view(name).substr(name.rfind('.') + 1);
+        if (IsCacheScale(parameter)) {
+          cache.push_back(name);
+        } else if (IsStorageParameter(parameter) && (parameter != "scale" || module.weight.has_value())) {
+          left_over.push_back(name);
+        }
+      }
+    }
+    for (const size_t tensor : collisions_) replaced.push_back(Info(tensor).name);
+    const auto warn = [&](absl::string_view what, const std::vector<std::string>& names) {
+      if (!names.empty()) summary().add_warnings(absl::StrCat(what, ":\n  ", absl::StrJoin(SummarizeNames(names), "\n  ")));
+    };
+    warn("scales of a KV cache or of attention are copied as they are, but the new quantization_config says nothing of them", cache);
+    warn("scales beside weights that are not stored with them are copied as they are; remove those that are left over, engines may use them",
+         left_over);
+    warn("tensors beside weights are dropped, since the new format has tensors of these names", replaced);
+  }
+
+  static bool IsCacheScale(absl::string_view parameter) {
+    static constexpr absl::string_view kNames[] = {"k_scale",    "v_scale",           "q_scale",      "kv_scale",
+                                                   "prob_scale", "prob_output_scale", "k_zero_point", "v_zero_point"};
+    return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
+  }
+
   static const std::string& SetOf(const SelectedModule& module) {
     return module.identity.scale_set.empty() ? module.identity.module : module.identity.scale_set;
   }
@@ -117,8 +168,9 @@ class QuantizePlanner {
     for (size_t m = 0; m < selection_.modules.size(); ++m) {
       const SelectedModule& module = selection_.modules[m];
       size_t index = blocks_.size();
-      if (!module.identity.fused_set.empty()) index = by_set.try_emplace(module.identity.fused_set, index).first->second;
-      std::string key = NaturalKey(module.identity.module);
+      const std::string& set = module.stack != nullptr ? module.stack->block : module.identity.fused_set;
+      if (!set.empty()) index = by_set.try_emplace(set, index).first->second;
+      std::string key = NaturalKey(module.stack != nullptr ? module.stack->module : module.identity.module);
       if (index == blocks_.size()) {
         blocks_.emplace_back();
         members_.emplace_back();
@@ -145,6 +197,12 @@ class QuantizePlanner {
       for (size_t r = 0; r < (*form)->regions.size(); ++r) {
         const quant::Region& region = (*form)->regions[r];
         block.bytes += (*form)->region_bytes[r];
+        if (module.stack != nullptr) {
+          if (module.slice.first != 0) continue;  // counted with the first of the stack
+          block.header_bytes += HeaderEntryBound(module.stack->tensor, module.stack->shape.size());
+          block.tensors += 1;
+          continue;
+        }
         block.tensors += 1;
         block.header_bytes += HeaderEntryBound(module.identity.module, region.shape.size()) + 1 + region.suffix.size();
       }
@@ -197,6 +255,10 @@ class QuantizePlanner {
     unit.set_scheme(SchemeText(module.scheme));
     for (size_t r = 0; r < form->regions.size(); ++r) {
       const quant::Region& region = form->regions[r];
+      if (module.stack != nullptr) {
+        AddToStack(module, region.dtype, writer, unit);
+        continue;
+      }
       writer.Place({absl::StrCat(module.identity.module, ".", region.suffix), region.dtype, region.shape, form->region_bytes[r]},
                    unit.add_outputs());
     }
@@ -223,13 +285,27 @@ class QuantizePlanner {
       return absl::OkStatus();
     }
     summary().set_quantized_tensors(summary().quantized_tensors() + 1);
-    const absl::Status added =
-        inputs_->module_inputs.AddTo({module.identity.module, module.identity.transformers_name, weight.cols}, *module.scheme, task, unit);
+    const absl::Status added = inputs_->module_inputs.AddTo(
+        {module.identity.module, module.identity.transformers_name, weight.cols, weight.dtype}, *module.scheme, task, unit);
     if (absl::IsNotFound(added)) {
       without_inputs_.push_back(module.identity.module);
       return absl::OkStatus();
     }
     return added;
+  }
+
+  void AddToStack(const SelectedModule& module, DType dtype, ShardWriter& writer, quern::v1::QuantizeUnit& unit) {
+    const StackedOutput& stack = *module.stack;
+    if (module.slice.first == 0) {
+      writer.Place({stack.tensor, dtype, stack.shape, TensorBytes(dtype, stack.shape)}, unit.add_outputs());
+    } else {
+      writer.PlaceAgain(unit.add_outputs());
+    }
+    const auto element = static_cast<uint64_t>(BytesPerElement(dtype));
+    quern::v1::StackPlace& place = *unit.mutable_place();
+    place.set_offset(module.slice.first * element);
+    place.set_row_stride(static_cast<int64_t>(module.slice.row_stride * element));
+    place.set_col_stride(static_cast<int64_t>(module.slice.col_stride * element));
   }
 
   void AddCopied(const SelectedModule& module, size_t tensor, TaskSources& sources, ShardWriter& writer, uint64_t& to_read) {
@@ -261,6 +337,7 @@ class QuantizePlanner {
         if (first.count(region.tensor) == 0) dropped.emplace(region.tensor, reason);
       }
     }
+    for (const size_t tensor : collisions_) dropped.emplace(tensor, "the weight beside it is stored with another tensor of this name");
     for (const auto& [tensor, reason] : dropped) {
       const TensorInfo& info = Info(tensor);
       quern::v1::TensorFate& fate = *summary().add_dropped();
@@ -324,6 +401,7 @@ class QuantizePlanner {
   }
 
   absl::Status Summarize(uint64_t memory) {
+    WarnOfOrphans();
     PlanSummary& out = summary();
     for (const quern::v1::PatternMatch& pattern : selection_.patterns) *out.add_patterns() = pattern;
     for (const std::string& warning : selection_.warnings) out.add_warnings(warning);
@@ -364,6 +442,7 @@ class QuantizePlanner {
   QuantizeInputs* inputs_ = nullptr;
   std::vector<std::string> without_inputs_;  // modules whose scheme needs what no file has
   StoredForms forms_;
+  std::vector<size_t> collisions_;                              // tensors that are not copied
   absl::flat_hash_map<std::string, std::vector<size_t>> sets_;  // modules that share a scale
   std::vector<LayoutBlock> blocks_;
   std::vector<std::vector<std::pair<std::string, size_t>>> members_;  // of blocks: (natural key, module)

@@ -29,6 +29,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::UnorderedElementsAre;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kMicro[] = "tests/data/laguna-micro";
@@ -425,6 +426,50 @@ TEST(QuantizePlan, OldConfigIsReplaced) {
   source.Write();
   const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
   EXPECT_THAT(Warnings(plan), ElementsAre(HasSubstr("quantization_config is replaced")));
+}
+
+TEST(QuantizePlan, ScalesThatBelongToNoWeightAreNamed) {
+  TestCheckpoint source("llama");
+  source.AddDenseLayer(0, 64, 128);
+  source.Add({"model.layers.0.self_attn.k_proj.k_scale", {1}, DType::kF32});
+  source.Add({"model.layers.0.self_attn.v_scale", {1}, DType::kF32});
+  source.Add({"model.layers.0.mlp.up_proj.weight_scale_inv", {1, 1}, DType::kF32});
+  source.Add({"model.layers.0.mlp.gate_proj.weight_scale", {128, 1}, DType::kBF16});
+  source.Add("model.layers.0.mlp.scale", {64});  // nobody's
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
+  EXPECT_THAT(Warnings(plan),
+              UnorderedElementsAre(AllOf(HasSubstr("KV cache"), HasSubstr("k_proj.k_scale"), HasSubstr("self_attn.v_scale")),
+                                   AllOf(HasSubstr("left over"), HasSubstr("up_proj.weight_scale_inv"), Not(HasSubstr("mlp.scale"))),
+                                   AllOf(HasSubstr("are dropped"), HasSubstr("gate_proj.weight_scale"))));
+  const auto fates = FatesByName(plan);
+  EXPECT_EQ(fates.at("model.layers.0.mlp.gate_proj.weight_scale").fate(), TensorFate::DROPPED);
+  EXPECT_EQ(fates.at("model.layers.0.mlp.up_proj.weight_scale_inv").fate(), TensorFate::COPIED);
+  CheckInvariants(plan, source.path());
+}
+
+TEST(QuantizePlan, EffectiveBitsCountGlobalScales) {
+  TestCheckpoint source("llama");
+  source.Add("model.layers.0.mlp.down_proj.weight", {64, 128});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: NVFP4A16}");
+  ASSERT_EQ(plan.summary.effective_bits_size(), 2);
+  EXPECT_EQ(plan.summary.effective_bits(0).bits(), 4.5 + 32.0 / (64 * 128));
+}
+
+TEST(QuantizePlan, TensorSchemesSayWhichObserversThereAre) {
+  TestCheckpoint source("llama");
+  source.AddDenseLayer(0, 64, 128);
+  source.Write();
+  quern::v1::JobSpec job = QuantizeJob(source.path(), "");
+  job.mutable_quantize()->set_observer("MSE");
+  job.mutable_quantize()->set_scheme("FP8_BLOCK");
+  EXPECT_THAT(MakePlan(job, false), IsOk());
+  job.mutable_quantize()->set_scheme("MXFP4A16");
+  EXPECT_THAT(MakePlan(job, false), StatusIs(kInvalid, AllOf(HasSubstr("is minmax"), HasSubstr("NVFP4"))));
+  QUERN_EXPECT_OK(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, observer: Memoryless_MSE}"), false));
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "weights: {num_bits: 8, type: float, strategy: tensor, observer: mse}"), false),
+              StatusIs(kInvalid, AllOf(HasSubstr("is minmax"), HasSubstr("FP8_BLOCK"))));
 }
 
 TEST(QuantizePlan, MixtralKeepsItsNames) {

@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "base/status_macros.h"
 #include "daemon/planner/module_names.h"
+#include "daemon/planner/stack_experts.h"
 
 namespace quern::daemon {
 namespace {
@@ -528,7 +529,11 @@ absl::StatusOr<Selection> SelectStored(const checkpoint::Checkpoint& checkpoint,
     return absl::InvalidArgumentError(
         absl::StrCat(checkpoint.directory(), ": no weight is stored in a quantized format: there is nothing to dequantize"));
   }
-  if (cut && !family.stack_note().empty()) selection.warnings.push_back(std::string(family.stack_note()));
+  StackExperts(family, plain, selection);
+  const bool apart = std::any_of(selection.modules.begin(), selection.modules.end(), [](const SelectedModule& module) {
+    return module.identity.expert.has_value() && module.stack == nullptr;
+  });
+  if (cut && apart && !family.stack_note().empty()) selection.warnings.push_back(std::string(family.stack_note()));
   if (!family.known()) selection.warnings.push_back(UnknownTypeWarning(checkpoint.config()));
   return selection;
 }

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/expert_stack.h"
 #include "checkpoint/family.h"
 #include "daemon/planner/source_modules.h"
 #include "daemon/recipe/recipe.h"
@@ -17,6 +19,14 @@
 #include "quern/v1/plan.pb.h"
 
 namespace quern::daemon {
+
+// A tensor of the result that holds the weights of several modules: all experts of a layer.
+struct StackedOutput {
+  std::string tensor;
+  std::string module;  // the tensor's name as that of a module
+  std::string block;   // stacks with the same one lie in one shard
+  std::vector<uint64_t> shape;
+};
 
 struct SelectedModule {
   checkpoint::ModuleIdentity identity;    // of its weight, or of its first tensor
@@ -26,6 +36,9 @@ struct SelectedModule {
   const quant::Scheme* scheme = nullptr;  // null: copied
   bool dequantized = false;               // `scheme` only stores the values of a weight that was in a quantized format
   std::string reason;                     // the target that chose it, or why it is copied
+  // Where the weight's plain values go when it has no tensor of its own: `slice` of it, in elements. Modules of one stack stand together.
+  std::shared_ptr<const StackedOutput> stack = {};
+  checkpoint::StackSlice slice = {};
 
   bool quantized() const { return scheme != nullptr && !dequantized; }
 };
@@ -51,8 +64,8 @@ std::string UnknownTypeWarning(const checkpoint::ModelConfig& config);
 // without `allow_requantize`. Reads little beside headers.
 absl::StatusOr<Selection> SelectModules(const checkpoint::Checkpoint& checkpoint, const Recipe& recipe, bool allow_requantize);
 
-// All weights in a quantized format as plain values of `dtype`, everything else copied. INVALID_ARGUMENT when there is none, or one that
-// cannot be read.
+// All weights in a quantized format as plain values of `dtype`, everything else copied. Experts of families that are loaded as stacks only
+// go into stacks. INVALID_ARGUMENT when there is no such weight, or one that cannot be read.
 absl::StatusOr<Selection> SelectStored(const checkpoint::Checkpoint& checkpoint, DType dtype);
 
 }  // namespace quern::daemon

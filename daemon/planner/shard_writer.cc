@@ -71,6 +71,11 @@ void ShardWriter::Place(NewTensor tensor, quern::v1::OutputTensor* output) {
   end_ += tensor.bytes;
 }
 
+void ShardWriter::PlaceAgain(quern::v1::OutputTensor* output) {
+  *output = *outputs_.back();
+  outputs_.push_back(output);
+}
+
 uint64_t ShardWriter::Finish() {
   quern::v1::WriteShard& work = *task_.mutable_write_shard();
   work.set_header(checkpoint::BuildSafetensorsHeader(tensors_));

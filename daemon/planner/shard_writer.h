@@ -54,6 +54,8 @@ class ShardWriter {
   // Places the next tensor; Finish corrects the offset, which counts from the start of the data until then. The pointer must stay valid
   // until Finish.
   void Place(NewTensor tensor, quern::v1::OutputTensor* output);
+  // Names the tensor that was placed last once more, for another unit that fills a part of it.
+  void PlaceAgain(quern::v1::OutputTensor* output);
   quern::v1::ShardUnit* AddUnit() { return task_.mutable_write_shard()->add_units(); }
   // Writes header and sizes into the task; returns the number of tensors.
   uint64_t Finish();

@@ -33,15 +33,6 @@ constexpr uint64_t kNvfp4Group = 16;
 std::string ShapeText(const TensorInfo& info) { return absl::StrCat("[", absl::StrJoin(info.shape, ", "), "]"); }
 uint64_t Blocks(uint64_t n) { return (n + kBlock - 1) / kBlock; }
 
-// Parameters that only say how a module's weight is stored, or its activations were to be.
-bool IsStorageParameter(absl::string_view parameter) {
-  static constexpr absl::string_view kNames[] = {
-      "weight_packed",       "weight_scale",       "weight_scale_inv", "weight_scale_2", "scale",
-      "weight_global_scale", "weight_zero_point",  "weight_g_idx",     "weight_shape",   "input_scale",
-      "input_zero_point",    "input_global_scale", "activation_scale", "output_scale",   "pre_quant_scale"};
-  return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
-}
-
 // Parameters of formats that cannot be read.
 bool IsForeignParameter(absl::string_view parameter) { return parameter == "qweight" || parameter == "qzeros" || parameter == "scales"; }
 
@@ -162,9 +153,12 @@ class Gatherer {
     if (IsPlainDType(info.dtype) || info.elements() == 0) return std::optional<SourceWeight>(Plain(*weight));
     switch (info.dtype) {
       case DType::kF8E4M3:
-        return Fp8(parts, *weight);
+        return Fp8(identity, parts, *weight);
       case DType::kU8:
         if (Find(parts, "weight_scale_2") != nullptr) return ModelOptFp4(parts, *weight);
+        if (const size_t* scale = Find(parts, "weight_scale"); scale != nullptr && Info(*scale).dtype == DType::kF8E4M3) {
+          return Unreadable("it is ModelOpt's NVFP4 (U8 with a weight_scale in F8_E4M3) without its weight_scale_2");
+        }
         break;
       case DType::kI8:
         if (const size_t* scale = Find(parts, "scale"); scale != nullptr && IsByteExponent(Info(*scale).dtype)) {
@@ -242,12 +236,20 @@ class Gatherer {
     if (info.shape.size() != 2 || !IsScaleFloat(scales.dtype))
       return Unreadable(absl::StrCat("weight_packed ", ShapeText(info), " with a weight_scale in ", DTypeName(scales.dtype)));
     uint64_t cols = 0;
+    const size_t* const shape = Find(parts, "weight_shape");
+    std::optional<std::pair<uint64_t, uint64_t>> sides;
+    if (shape != nullptr) {
+      QUERN_ASSIGN_OR_RETURN(sides, ReadShape(*shape, info));
+    }
     if (spec.strategy == Strategy::kGroup && scales.shape.size() == 2 && scales.shape[1] <= UINT64_MAX / spec.group_size) {
       cols = scales.shape[1] * static_cast<uint64_t>(spec.group_size);
+      if (sides.has_value() && sides->second != cols) {
+        return Unreadable(absl::StrCat("its weight_shape says [", sides->first, ", ", sides->second, "], but weight_scale ",
+                                       ShapeText(scales), " in groups of ", spec.group_size, " is of ", cols, " columns"));
+      }
     } else {
-      const size_t* const shape = Find(parts, "weight_shape");
       if (shape == nullptr) return Unreadable("it has no weight_shape");
-      QUERN_ASSIGN_OR_RETURN(cols, ReadColumns(*shape, info));
+      cols = sides->second;
     }
     std::vector<std::pair<absl::string_view, size_t>> tensors = {{"weight_packed", packed}, {"weight_scale", *scale}};
     if (const size_t* zero_point = Find(parts, "weight_zero_point")) tensors.emplace_back("weight_zero_point", *zero_point);
@@ -255,24 +257,29 @@ class Gatherer {
     return Match(spec, scales.dtype, info.shape[0], cols, tensors);
   }
 
-  // The second of the two numbers in a weight_shape.
-  absl::StatusOr<uint64_t> ReadColumns(size_t tensor, const TensorInfo& packed) {
+  // The two numbers in a weight_shape.
+  absl::StatusOr<std::pair<uint64_t, uint64_t>> ReadShape(size_t tensor, const TensorInfo& packed) {
     const checkpoint::TensorLocation& location = checkpoint_.tensors()[tensor];
     const checkpoint::Shard& shard = checkpoint_.shards()[location.shard];
-    if (location.info->bytes() != 16 || location.info->dtype != DType::kI64) return Unreadable("its weight_shape is not I64 [2]");
+    const DType dtype = location.info->dtype;
+    const int width = dtype == DType::kI64 ? 8 : 4;
+    if (location.info->elements() != 2 || (dtype != DType::kI64 && dtype != DType::kI32)) {
+      return Unreadable(absl::StrCat("its weight_shape is ", DTypeName(dtype), " ", ShapeText(*location.info), ", not I64 [2]"));
+    }
     UniqueFd& file = files_[location.shard];
     if (!file) {
       QUERN_ASSIGN_OR_RETURN(file, OpenFile(shard.path, O_RDONLY));
     }
     unsigned char bytes[16];
-    QUERN_RETURN_IF_ERROR(ReadExactly(file.get(), shard.header.data_start + location.info->begin, bytes, sizeof(bytes), shard.path));
+    const uint64_t offset = shard.header.data_start + location.info->begin;
+    QUERN_RETURN_IF_ERROR(ReadExactly(file.get(), offset, bytes, location.info->bytes(), shard.path));
     uint64_t sides[2] = {0, 0};
-    for (int i = 0; i < 16; ++i) sides[i / 8] |= uint64_t{bytes[i]} << (8 * (i % 8));
+    for (int i = 0; i < 2 * width; ++i) sides[i / width] |= uint64_t{bytes[i]} << (8 * (i % width));
     if (sides[0] != packed.shape[0] || sides[1] == 0 || sides[1] > packed.shape[1] * 32) {
       return Unreadable(
           absl::StrCat("its weight_shape says [", sides[0], ", ", sides[1], "], which weight_packed ", ShapeText(packed), " cannot hold"));
     }
-    return sides[1];
+    return std::pair(sides[0], sides[1]);
   }
 
   absl::StatusOr<std::optional<SourceWeight>> Integers(const checkpoint::ModuleIdentity& identity, const Parts& parts, size_t weight) {
@@ -300,6 +307,7 @@ class Gatherer {
       return Match(FloatSpec(4, Strategy::kTensorGroup, kNvfp4Group, ScaleType::kE4m3), DType::kBF16, info.shape[0], info.shape[1] * 2,
                    {{"weight_packed", packed}, {"weight_scale", *scale}, {"weight_global_scale", *global}});
     }
+    if (Info(*scale).dtype == DType::kF8E4M3) return Unreadable("it is NVFP4 (weight_scale is F8_E4M3) without its weight_global_scale");
     return Match(FloatSpec(4, Strategy::kGroup, kMxGroup, ScaleType::kE8m0), DType::kBF16, info.shape[0], info.shape[1] * 2,
                  {{"weight_packed", packed}, {"weight_scale", *scale}});
   }
@@ -333,20 +341,34 @@ class Gatherer {
       const bool own = format_.method() == "compressed-tensors" || dtype != DType::kF32;
       const ScaleType scale = own ? ScaleType::kWeight : ScaleType::kF32;
       const DType decoded = own ? dtype : DType::kBF16;
-      if (elements == 1) return std::pair(FloatSpec(8, Strategy::kTensor, 0, scale), decoded);
-      if (is_channel) return std::pair(FloatSpec(8, Strategy::kChannel, 0, scale), decoded);
+      if (elements == 1 || is_channel) {
+        SchemeSpec spec = FloatSpec(8, elements == 1 ? Strategy::kTensor : Strategy::kChannel, 0, scale);
+        // ModelOpt rounds its scales to the dtype of the weight before it multiplies.
+        if (!own && format_.method() == "modelopt") spec.convention = quant::Convention::kModelOpt;
+        return std::pair(spec, decoded);
+      }
       if (is_block) return std::pair(FloatSpec(8, Strategy::kBlock, kBlock, scale), decoded);
     }
     return Unreadable(absl::StrCat("FP8 [", rows, ", ", cols, "] with scales ", DTypeName(dtype), " [", absl::StrJoin(shape, ", "),
                                    "]: neither one for all, nor one a row, nor one a block of 128 x 128"));
   }
 
-  absl::StatusOr<std::optional<SourceWeight>> Fp8(const Parts& parts, size_t weight) {
+  // Scales of so many blocks fit blocks of another size, too: INVALID_ARGUMENT where the config says that these are no blocks of 128 x 128.
+  absl::Status CheckBlocks(const checkpoint::ModuleIdentity& identity, const SchemeSpec& spec) const {
+    if (spec.strategy != Strategy::kBlock) return absl::OkStatus();
+    const std::optional<std::pair<int64_t, int64_t>> said = format_.BlockOf(identity);
+    if (!said.has_value() || *said == std::pair(static_cast<int64_t>(kBlock), static_cast<int64_t>(kBlock))) return absl::OkStatus();
+    return Unreadable(absl::StrCat("config.json says FP8 blocks of ", said->first, " x ", said->second,
+                                   ", its tensors fit blocks of 128 x 128, which are the only ones that can be read"));
+  }
+
+  absl::StatusOr<std::optional<SourceWeight>> Fp8(const checkpoint::ModuleIdentity& identity, const Parts& parts, size_t weight) {
     const TensorInfo& info = Info(weight);
     for (const absl::string_view name : {"weight_scale_inv", "weight_scale", "scale"}) {
       const size_t* const scale = Find(parts, name);
       if (scale == nullptr) continue;
       QUERN_ASSIGN_OR_RETURN(const auto scheme, Fp8Scheme(info.shape[0], info.shape[1], Info(*scale).dtype, Info(*scale).shape));
+      QUERN_RETURN_IF_ERROR(CheckBlocks(identity, scheme.first));
       return Match(scheme.first, scheme.second, info.shape[0], info.shape[1], {{"weight", weight}, {"weight_scale", *scale}});
     }
     return Unreadable("it is FP8 without weight_scale or weight_scale_inv");
@@ -506,7 +528,7 @@ class Gatherer {
         if (blocks) {
           QUERN_RETURN_IF_ERROR(CutBlocks(entry, axes, slice, weight));
         } else if (info.dtype == DType::kF8E4M3) {
-          QUERN_RETURN_IF_ERROR(CutFp8(entry, axes, expert, part, slice, weight));
+          QUERN_RETURN_IF_ERROR(CutFp8(entry, axes, expert, part, slice, module.identity, weight));
         } else {
           const uint64_t width = static_cast<uint64_t>(BytesPerElement(info.dtype));
           weight.dtype = info.dtype;
@@ -540,7 +562,7 @@ class Gatherer {
 
   // FP8 in blocks, scales [experts, out/128, in/128].
   absl::Status CutFp8(const StackTensor& entry, const checkpoint::StackAxes& axes, uint64_t expert, size_t part,
-                      const checkpoint::StackSlice& slice, SourceWeight& weight) {
+                      const checkpoint::StackSlice& slice, const checkpoint::ModuleIdentity& identity, SourceWeight& weight) {
     const TensorInfo& scales = Info(*entry.scale);
     if (axes.transposed || entry.stack.interleaved || (entry.stack.names.size() > 1 && slice.rows % kBlock != 0)) {
       return Unreadable("FP8 blocks of this stack lie across the matrices of an expert");
@@ -551,6 +573,7 @@ class Gatherer {
                                      ShapeText(scales)));
     }
     QUERN_ASSIGN_OR_RETURN(const auto scheme, Fp8Scheme(slice.rows, slice.cols, scales.dtype, {Blocks(slice.rows), Blocks(slice.cols)}));
+    QUERN_RETURN_IF_ERROR(CheckBlocks(identity, scheme.first));
     QUERN_ASSIGN_OR_RETURN(weight.decoder, quant::Scheme::For(scheme.first));
     weight.dtype = scheme.second;
     const uint64_t row_bytes = Blocks(axes.in) * static_cast<uint64_t>(BytesPerElement(scales.dtype));
@@ -572,6 +595,14 @@ class Gatherer {
 };
 
 }  // namespace
+
+bool IsStorageParameter(absl::string_view parameter) {
+  static constexpr absl::string_view kNames[] = {
+      "weight_packed",       "weight_scale",       "weight_scale_inv", "weight_scale_2", "scale",
+      "weight_global_scale", "weight_zero_point",  "weight_g_idx",     "weight_shape",   "input_scale",
+      "input_zero_point",    "input_global_scale", "activation_scale", "output_scale",   "pre_quant_scale"};
+  return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
+}
 
 uint64_t SourceWeight::bytes() const {
   if (decoder == nullptr) return elements() * static_cast<uint64_t>(BytesPerElement(dtype));

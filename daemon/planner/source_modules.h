@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/dtype.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/family.h"
@@ -65,8 +66,11 @@ struct SourceModules {
   std::vector<SourceStack> stacks;
 };
 
+// Whether a parameter only says how a module's weight is stored, or its activations were to be: "weight_scale".
+bool IsStorageParameter(absl::string_view parameter);
+
 // INVALID_ARGUMENT when the source's quantization_config cannot be understood. A weight that cannot be read is no error here: see
-// SourceModule::unreadable. Reads weight_shape tensors where no other tensor tells the number of columns.
+// SourceModule::unreadable. Reads weight_shape tensors.
 absl::StatusOr<SourceModules> GatherSourceModules(const checkpoint::Checkpoint& checkpoint);
 
 }  // namespace quern::daemon

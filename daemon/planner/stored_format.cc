@@ -16,12 +16,13 @@ namespace quern::daemon {
 
 using Json = nlohmann::json;
 
-// One entry of config_groups, where its weights are integers.
+// One entry of config_groups, where its weights are integers, or FP8 in blocks.
 struct StoredFormat::Group {
   std::vector<std::string> names;  // exact names of modules
   std::vector<std::unique_ptr<RE2>> patterns;
-  bool everything = false;  // targets a class of modules
-  quant::SchemeSpec spec;
+  bool everything = false;              // targets a class of modules
+  quant::SchemeSpec spec;               // of integers
+  std::pair<int64_t, int64_t> block{};  // of FP8
 
   bool Matches(const std::string& name) const {
     if (name.empty()) return false;
@@ -67,6 +68,13 @@ absl::StatusOr<quant::SchemeSpec> IntegerSpec(const Json& weights) {
   return spec;
 }
 
+// Two numbers, or nothing.
+std::optional<std::pair<int64_t, int64_t>> Block(const Json& json, const char* key) {
+  if (!json.contains(key) || !json[key].is_array() || json[key].size() != 2) return std::nullopt;
+  if (!json[key][0].is_number_integer() || !json[key][1].is_number_integer()) return std::nullopt;
+  return std::pair(json[key][0].get<int64_t>(), json[key][1].get<int64_t>());
+}
+
 bool IsKnownFormat(absl::string_view name) {
   static constexpr absl::string_view kFormats[] = {"dense",           "pack-quantized",       "int-quantized",        "float-quantized",
                                                    "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
@@ -100,14 +108,21 @@ absl::StatusOr<StoredFormat> StoredFormat::Parse(const checkpoint::ModelConfig& 
     if (format.method_ == "compressed-tensors" && !stored.empty() && !IsKnownFormat(stored)) {
       return invalid(absl::StrCat("the format \"", stored, "\" cannot be read"));
     }
+    format.block_ = Block(json, "weight_block_size");
     if (!json.contains("config_groups") || !json["config_groups"].is_object()) return format;
     for (const auto& [name, group] : json["config_groups"].items()) {
       if (!group.is_object() || !group.contains("weights") || !group["weights"].is_object()) continue;
-      if (group["weights"].value("type", "int") != "int") continue;
+      const bool integers = group["weights"].value("type", "int") == "int";
+      const std::optional<std::pair<int64_t, int64_t>> block = Block(group["weights"], "block_structure");
+      if (!integers && !block.has_value()) continue;
       auto entry = std::make_shared<Group>();
-      absl::StatusOr<quant::SchemeSpec> spec = IntegerSpec(group["weights"]);
-      if (!spec.ok()) return invalid(absl::StrCat(name, ": ", spec.status().message()));
-      entry->spec = *spec;
+      if (integers) {
+        absl::StatusOr<quant::SchemeSpec> spec = IntegerSpec(group["weights"]);
+        if (!spec.ok()) return invalid(absl::StrCat(name, ": ", spec.status().message()));
+        entry->spec = *spec;
+      } else {
+        entry->block = *block;
+      }
       if (group.contains("targets") && group["targets"].is_array()) {
         for (const Json& target : group["targets"]) {
           if (!target.is_string()) return invalid(absl::StrCat(name, ": a target is no text"));
@@ -130,7 +145,7 @@ absl::StatusOr<StoredFormat> StoredFormat::Parse(const checkpoint::ModelConfig& 
       } else {
         entry->everything = true;
       }
-      format.groups_.push_back(std::move(entry));
+      (integers ? format.groups_ : format.blocks_).push_back(std::move(entry));
     }
   } catch (const Json::exception& error) {
     return invalid(error.what());
@@ -138,14 +153,26 @@ absl::StatusOr<StoredFormat> StoredFormat::Parse(const checkpoint::ModelConfig& 
   return format;
 }
 
-const quant::SchemeSpec* StoredFormat::IntegersOf(const checkpoint::ModuleIdentity& module) const {
-  for (const auto& group : groups_) {
-    if (group->Matches(module.module) || group->Matches(module.transformers_name)) return &group->spec;
+const StoredFormat::Group* StoredFormat::Find(const std::vector<std::shared_ptr<const Group>>& groups,
+                                              const checkpoint::ModuleIdentity& module) {
+  for (const auto& group : groups) {
+    if (group->Matches(module.module) || group->Matches(module.transformers_name)) return group.get();
   }
-  for (const auto& group : groups_) {
-    if (group->everything || groups_.size() == 1) return &group->spec;
+  for (const auto& group : groups) {
+    if (group->everything || groups.size() == 1) return group.get();
   }
   return nullptr;
+}
+
+const quant::SchemeSpec* StoredFormat::IntegersOf(const checkpoint::ModuleIdentity& module) const {
+  const Group* const group = Find(groups_, module);
+  return group == nullptr ? nullptr : &group->spec;
+}
+
+std::optional<std::pair<int64_t, int64_t>> StoredFormat::BlockOf(const checkpoint::ModuleIdentity& module) const {
+  if (block_.has_value()) return block_;
+  const Group* const group = Find(blocks_, module);
+  return group == nullptr ? std::nullopt : std::optional(group->block);
 }
 
 }  // namespace quern::daemon

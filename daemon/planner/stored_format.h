@@ -2,8 +2,11 @@
 #ifndef QUERN_DAEMON_PLANNER_STORED_FORMAT_H_
 #define QUERN_DAEMON_PLANNER_STORED_FORMAT_H_
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,11 +28,18 @@ class StoredFormat {
   // How the integers of a module in compressed-tensors' format are to be read: activations and observer are left out. Null when no group of
   // integers targets the module.
   const quant::SchemeSpec* IntegersOf(const checkpoint::ModuleIdentity& module) const;
+  // Rows and columns of a block that shares a scale of FP8, where the config says so (weight_block_size, or the block_structure of a group
+  // that targets the module).
+  std::optional<std::pair<int64_t, int64_t>> BlockOf(const checkpoint::ModuleIdentity& module) const;
 
  private:
   struct Group;
   std::string method_;
-  std::vector<std::shared_ptr<const Group>> groups_;
+  static const Group* Find(const std::vector<std::shared_ptr<const Group>>& groups, const checkpoint::ModuleIdentity& module);
+
+  std::vector<std::shared_ptr<const Group>> groups_;  // of integers
+  std::vector<std::shared_ptr<const Group>> blocks_;  // of FP8 in blocks
+  std::optional<std::pair<int64_t, int64_t>> block_;  // of everything
 };
 
 }  // namespace quern::daemon

@@ -372,6 +372,21 @@ TEST(StoredPlan, Fp8ScalesOfOtherForms) {
   EXPECT_EQ(Fates(plan).at("model.layers.0.a.input_scale").fate(), TensorFate::DROPPED);
 }
 
+TEST(StoredPlan, Fp8OfModelOptDecodesByItsConvention) {
+  TestCheckpoint source("");
+  source.set_config("{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"FP8\"}}");
+  source.Add({"model.layers.0.a.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"model.layers.0.a.weight_scale", {}, DType::kF32});
+  source.Add({"model.layers.0.b.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"model.layers.0.b.weight_scale", {256}, DType::kF32});
+  source.Write();
+  const auto units = Units(PlanOf(source.path(), kInt4));
+  for (const char* const name : {"model.layers.0.a", "model.layers.0.b"}) {
+    EXPECT_THAT(units.at(name).weight().decode_scheme(), testing::EndsWith("scale=f32 convention=modelopt")) << name;
+    EXPECT_EQ(units.at(name).weight().dtype(), "BF16") << name;
+  }
+}
+
 TEST(StoredPlan, Fp8ThatSaysTooLittleIsRefused) {
   TestCheckpoint source("llama");
   source.Add({"model.layers.0.a.weight", {256, 128}, DType::kF8E4M3});
@@ -420,7 +435,7 @@ TEST(StoredPlan, Mxfp4BlocksOfStacks) {
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plain, MakePlan(DequantizeJob(source.path()), true));
   EXPECT_EQ(Units(plain).size(), 6u);
   EXPECT_EQ(plain.summary.quantization_config(), "");
-  EXPECT_THAT(OutputNames(plain), Contains(prefix + ".1.up_proj.weight"));
+  EXPECT_EQ(Units(plain).at(prefix + ".1.up_proj").outputs(0).name(), prefix + ".gate_up_proj");
 }
 
 TEST(StoredPlan, DeepseekV4Experts) {
@@ -444,10 +459,17 @@ std::string PackedConfig(absl::string_view weights) {
       "\"group_0\": {\"targets\": [\"Linear\"], \"weights\": ", weights, "}}, \"ignore\": []}}");
 }
 
+// The two numbers of a weight_shape.
+std::string ShapeBytes(int64_t rows, int64_t cols) {
+  std::string bytes;
+  for (const int64_t side : {rows, cols}) bytes.append(reinterpret_cast<const char*>(&side), sizeof side);
+  return bytes;
+}
+
 void AddPacked(TestCheckpoint& source, const std::string& module, uint64_t rows, uint64_t cols, bool zero_points) {
   source.Add({module + ".weight_packed", {rows, cols / 8}, DType::kI32});
   source.Add(module + ".weight_scale", {rows, cols / 32});
-  source.Add({module + ".weight_shape", {2}, DType::kI64});
+  source.Add({module + ".weight_shape", {2}, DType::kI64, ShapeBytes(static_cast<int64_t>(rows), static_cast<int64_t>(cols))});
   if (zero_points) source.Add({module + ".weight_zero_point", {rows / 8, cols / 32}, DType::kI32});
 }
 
@@ -499,6 +521,56 @@ TEST(StoredPlan, DequantizePackedIntegers) {
   QUERN_ASSERT_OK_AND_ASSIGN(const quern::v1::PlanSummary other, MakeIdentity(DequantizeJob(source.path())));
   EXPECT_NE(IdentityDifference(plan.summary, other), "");
   EXPECT_THAT(MakePlan(DequantizeJob(source.path(), "I8"), false), StatusIs(kInvalid, HasSubstr("BF16, F16 or F32")));
+}
+
+TEST(StoredPlan, WeightShapeMustBeThatOfTheOtherTensors) {
+  for (const std::string& said : {ShapeBytes(64, 60), ShapeBytes(63, 64), ShapeBytes(0, 0), ShapeBytes(64, -64)}) {
+    TestCheckpoint source("");
+    source.set_config(
+        PackedConfig("{\"num_bits\": 4, \"type\": \"int\", \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": true}"));
+    source.Add({"model.layers.0.mlp.up_proj.weight_packed", {64, 8}, DType::kI32});
+    source.Add("model.layers.0.mlp.up_proj.weight_scale", {64, 2});
+    source.Add({"model.layers.0.mlp.up_proj.weight_shape", {2}, DType::kI64, said});
+    source.Write();
+    EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr("weight_shape says [")));
+  }
+}
+
+TEST(StoredPlan, MissingGlobalScaleIsNamed) {
+  for (const bool modelopt : {false, true}) {
+    TestCheckpoint source("llama");
+    source.Add({absl::StrCat("model.layers.0.mlp.up_proj.", modelopt ? "weight" : "weight_packed"), {64, 32}, DType::kU8});
+    source.Add({"model.layers.0.mlp.up_proj.weight_scale", {64, 4}, DType::kF8E4M3});
+    source.Write();
+    EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false),
+                StatusIs(kInvalid, HasSubstr(modelopt ? "without its weight_scale_2" : "without its weight_global_scale")));
+  }
+}
+
+// Engines would apply such scales to other rows than the ones that they were made for.
+TEST(StoredPlan, BlocksOfAnotherSizeThanTheTensorsAreRefused) {
+  const std::string group =
+      "\"config_groups\": {\"g\": {\"targets\": [\"Linear\"], \"weights\": {\"num_bits\": 8, \"type\": \"float\", "
+      "\"strategy\": \"block\", \"block_structure\": [64, 128]}}}";
+  for (const std::string& config : {std::string("\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]"),
+                                    absl::StrCat("\"quant_method\": \"compressed-tensors\", ", group)}) {
+    TestCheckpoint source("");
+    source.set_config(absl::StrCat("{\"model_type\": \"llama\", \"quantization_config\": {", config, "}}"));
+    AddFp8(source, "model.layers.0.mlp.up_proj", 256, 256, "weight_scale");
+    source.Write();
+    EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr("FP8 blocks of 64 x 128"))) << config;
+  }
+}
+
+TEST(StoredPlan, ConfigUnderItsOldNameIsRead) {
+  TestCheckpoint source("");
+  source.set_config(
+      "{\"model_type\": \"llama\", \"compression_config\": {\"config_groups\": {\"g\": {\"targets\": [\"Linear\"], \"weights\": "
+      "{\"num_bits\": 4, \"type\": \"int\", \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": true}}}}}");
+  AddPacked(source, "model.layers.0.mlp.up_proj", 64, 64, false);
+  source.Write();
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), false));
+  EXPECT_THAT(Units(plan).at("model.layers.0.mlp.up_proj").weight().decode_scheme(), HasSubstr("int4 group=32"));
 }
 
 TEST(StoredPlan, NothingToDequantizeIsSaid) {

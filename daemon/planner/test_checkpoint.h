@@ -1,4 +1,4 @@
-// For tests: small checkpoints written to a temporary directory. Data is zeros: planning never looks at it.
+// For tests: small checkpoints written to a temporary directory. Data is zeros where nothing else is said: planning hardly looks at it.
 #ifndef QUERN_DAEMON_PLANNER_TEST_CHECKPOINT_H_
 #define QUERN_DAEMON_PLANNER_TEST_CHECKPOINT_H_
 
@@ -27,6 +27,7 @@ struct TestTensor {
   std::string name;
   std::vector<uint64_t> shape;
   DType dtype = DType::kBF16;
+  std::string data{};  // the first bytes
 };
 
 inline void WriteText(const std::string& path, absl::string_view text) {
@@ -77,6 +78,12 @@ class TestCheckpoint {
     }
     const std::string header = checkpoint::BuildSafetensorsHeader(infos);
     WriteSparseShard(JoinPath(path(), name), header, header.size() + end);
+    std::fstream file(JoinPath(path(), name), std::ios::binary | std::ios::in | std::ios::out);
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      file.seekp(static_cast<std::streamoff>(header.size() + infos[i].begin));
+      file.write(tensors_[i].data.data(), static_cast<std::streamsize>(tensors_[i].data.size()));
+    }
+    ASSERT_TRUE(file.flush().good()) << name;
     tensors_.clear();
   }
   // Writes what is open as the only shard, or the index of those that were ended, and config.json.

@@ -20,8 +20,8 @@
 #include "checkpoint/family.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/planner/emitted_config.h"
-#include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/minimum_memory.h"
+#include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/plans.h"
 #include "daemon/planner/shard_writer.h"
 #include "daemon/planner/source_evidence.h"
@@ -244,6 +244,10 @@ class VerifyPlanner {
         AddMismatch(kManifestName, module.module, 0, regions.status().message());
         continue;
       }
+      if (module.stack.has_value()) {
+        CheckStacked(module, *regions);
+        continue;
+      }
       for (const quant::Region& region : regions->regions) {
         const TensorLocation* location = FindIn(module.shard, absl::StrCat(module.module, ".", region.suffix));
         if (location == nullptr) continue;
@@ -257,6 +261,31 @@ class VerifyPlanner {
       }
     }
     return absl::OkStatus();
+  }
+
+  // Whether the module's values lie in the tensor as the manifest says.
+  static bool Holds(const TensorInfo& info, const ManifestModule& module, const Regions& regions) {
+    if (regions.regions.size() != 1 || regions.regions[0].dtype != info.dtype || BitsPerElement(info.dtype) % 8 != 0) return false;
+    const ManifestStack& stack = *module.stack;
+    const auto element = static_cast<uint64_t>(BytesPerElement(info.dtype));
+    const uint64_t bytes = info.bytes();
+    if (stack.row_stride < element || stack.row_stride > bytes || stack.col_stride < element || stack.col_stride > bytes) return false;
+    const __int128 last = __int128{regions.shape.rows - 1} * stack.row_stride + __int128{regions.shape.cols - 1} * stack.col_stride;
+    return last + element + stack.offset <= bytes;
+  }
+
+  void CheckStacked(const ManifestModule& module, const Regions& regions) {
+    const std::string& tensor = module.stack->tensor;
+    const bool first = !accounted_.contains(tensor);
+    const TensorLocation* location = first ? FindIn(module.shard, tensor) : output_->Find(tensor);
+    if (location == nullptr) return;
+    if (!Holds(*location->info, module, regions)) {
+      AddMismatch(module.shard, tensor, location->info->begin,
+                  absl::StrCat("is ", DTypeName(location->info->dtype), " ", ShapeText(location->info->shape), " and does not hold ",
+                               module.module, " ", ShapeText(module.source_shape), " where the manifest says"));
+      return;
+    }
+    if (first) AddCheck(module.shard, regions.regions[0], regions, *location);
   }
 
   static bool IsScale(const std::string& suffix) {
@@ -445,13 +474,18 @@ class VerifyPlanner {
     quern::v1::QuantizeUnit unit;
     uint64_t bytes = weight->bytes();
     for (const quant::Region& region : regions->regions) {
-      const TensorLocation* location = output_->Find(absl::StrCat(module.module, ".", region.suffix));
-      if (location == nullptr || location->info->shape != region.shape || location->info->dtype != region.dtype ||
-          output_->shards()[location->shard].name != module.shard) {
+      const bool stacked = module.stack.has_value();
+      const TensorLocation* location = output_->Find(stacked ? module.stack->tensor : absl::StrCat(module.module, ".", region.suffix));
+      if (location == nullptr || (stacked ? !Holds(*location->info, module, *regions) : location->info->shape != region.shape) ||
+          location->info->dtype != region.dtype || output_->shards()[location->shard].name != module.shard) {
         return;  // told by CheckModules
       }
       *unit.add_outputs() = ToOutput(*location);
-      bytes += location->info->bytes();
+      bytes += TensorBytes(region.dtype, region.shape);
+      if (!stacked) continue;
+      unit.mutable_place()->set_offset(module.stack->offset);
+      unit.mutable_place()->set_row_stride(static_cast<int64_t>(module.stack->row_stride));
+      unit.mutable_place()->set_col_stride(static_cast<int64_t>(module.stack->col_stride));
     }
     unit.set_module(module.module);
     *unit.mutable_weight() = sources.Weight(*weight);
@@ -517,21 +551,23 @@ absl::StatusOr<PlanSummary> VerifyIdentity(const quern::v1::VerifySpec& spec, co
 
 std::vector<quern::v1::Mismatch> SourceDigestMismatches(const Manifest& manifest, const TaskSpec& task,
                                                         const quern::v1::TaskResult& result) {
-  absl::flat_hash_map<std::string, const std::string*> expected;  // by the source's tensor
-  for (const ManifestModule& module : manifest.modules) expected[module.source_tensor] = &module.source_digest;
-  for (const ManifestCopy& copy : manifest.copied) expected[copy.tensor] = &copy.source_digest;
-  absl::flat_hash_map<std::string, const std::string*> found;
-  for (const quern::v1::ViewDigest& digest : result.source_digests()) found[digest.tensor()] = &digest.digest();
+  // By module, since modules that are cut from one tensor have its name in common.
+  absl::flat_hash_map<std::string, const std::string*> of_modules, of_copies;
+  for (const ManifestModule& module : manifest.modules) of_modules[module.module] = &module.source_digest;
+  for (const ManifestCopy& copy : manifest.copied) of_copies[copy.tensor] = &copy.source_digest;
   std::vector<quern::v1::Mismatch> mismatches;
-  for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
+  // Digests come in the order of the units.
+  for (int i = 0; i < task.compare_shard().units_size() && i < result.source_digests_size(); ++i) {
+    const quern::v1::CompareUnit& unit = task.compare_shard().units(i);
     const std::string& tensor = unit.has_quantize() ? unit.quantize().weight().tensor() : unit.copy().source().tensor();
-    const auto then = expected.find(tensor);
-    const auto now = found.find(tensor);
-    if (then == expected.end() || now == found.end() || *then->second == *now->second) continue;
+    const auto& expected = unit.has_quantize() ? of_modules : of_copies;
+    const auto then = expected.find(unit.has_quantize() ? unit.quantize().module() : tensor);
+    const std::string& now = result.source_digests(i).digest();
+    if (then == expected.end() || result.source_digests(i).tensor() != tensor || *then->second == now) continue;
     quern::v1::Mismatch& mismatch = mismatches.emplace_back();
     mismatch.set_file(kManifestName);
     mismatch.set_tensor(unit.has_quantize() ? unit.quantize().module() : tensor);
-    mismatch.set_what(absl::StrCat("source_digest is ", HexDigest(*then->second), ", the source's is ", HexDigest(*now->second)));
+    mismatch.set_what(absl::StrCat("source_digest is ", HexDigest(*then->second), ", the source's is ", HexDigest(now)));
   }
   return mismatches;
 }

@@ -213,6 +213,112 @@ TEST_F(VerifyPlan, SourceDigestsAreThoseOfTheManifest) {
   EXPECT_GT(compared, 0);
 }
 
+// An output with plain weights, some of them in a stack, as publishing would leave it.
+TEST(VerifyStacks, PlacesInAStackAreCheckedAndCompared) {
+  TestCheckpoint source("llama4_text");
+  const std::string experts = "model.layers.0.feed_forward.experts";
+  for (int e = 0; e < 3; ++e) {
+    for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+      const bool down = name[0] == 'd';
+      const std::string module = absl::StrCat(experts, ".", e, ".", name);
+      source.Add({module + ".weight", {down ? 64u : 48u, down ? 48u : 64u}, DType::kF8E4M3});
+      source.Add({module + ".weight_scale", {down ? 64u : 48u, 1}, DType::kF32});
+    }
+  }
+  source.Write();
+  JobSpec job;
+  job.set_operation(quern::v1::DEQUANTIZE);
+  job.mutable_dequantize()->set_source(source.path());
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan made, MakePlan(job, true));
+  ASSERT_EQ(made.tasks.size(), 1u);
+  const TempDir output = *TempDir::Make("planner_verify");
+  const auto path = [&](const std::string& name) { return JoinPath(output.path(), name); };
+  Manifest manifest;
+  manifest.numerics_version = made.summary.numerics_version();
+  manifest.recipe = made.summary.resolved_recipe();
+  manifest.export_format = "plain";
+  const quern::v1::SourceFile& file = made.summary.source_files(0);
+  manifest.source_files.push_back({"model.safetensors", file.size(), file.header_sha256()});
+  const quern::v1::TaskSpec& task = made.tasks[0];
+  WriteSparseShard(path(task.label()), task.write_shard().header(), task.write_shard().file_size());
+  WriteText(path("config.json"), "{\"model_type\": \"llama4_text\"}");
+  for (const std::string& name : {task.label(), std::string("config.json")}) {
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::string content, ReadFileToString(path(name)));
+    manifest.files.push_back({name, content.size(), Sha256Of(content)});
+  }
+  for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+    const quern::v1::QuantizeUnit& quantize = unit.quantize();
+    ASSERT_TRUE(quantize.has_place());
+    ManifestModule module;
+    module.module = quantize.module();
+    module.scheme = quantize.scheme();
+    module.source_tensor = quantize.weight().tensor();
+    module.source_file = "model.safetensors";
+    module.source_dtype = quantize.weight().dtype();
+    module.source_shape = {quantize.weight().rows(), quantize.weight().cols()};
+    module.source_digest = std::string(16, 'd');
+    module.shard = task.label();
+    module.stack = {quantize.outputs(0).name(), quantize.place().offset(), static_cast<uint64_t>(quantize.place().row_stride()),
+                    static_cast<uint64_t>(quantize.place().col_stride())};
+    manifest.modules.push_back(std::move(module));
+  }
+  const auto verify = [&](const Manifest& text) {
+    WriteText(path(kManifestName), ManifestToJson(text));
+    JobSpec verify_job;
+    verify_job.set_operation(quern::v1::VERIFY);
+    verify_job.set_output(output.path());
+    verify_job.mutable_verify()->set_against(source.path());
+    return MakePlan(verify_job, false);
+  };
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, verify(manifest));
+  EXPECT_THAT(plan.summary.mismatches(), IsEmpty());
+  std::vector<std::string> finite;
+  int compared = 0;
+  for (const quern::v1::TaskSpec& found : plan.tasks) {
+    for (const ValueCheck& check : found.verify_file().checks()) {
+      EXPECT_EQ(check.kind(), ValueCheck::FINITE);
+      finite.push_back(check.tensor().name());
+    }
+    for (const quern::v1::CompareUnit& unit : found.compare_shard().units()) {
+      const quern::v1::QuantizeUnit& written = task.write_shard().units(compared++).quantize();
+      EXPECT_EQ(unit.quantize().module(), written.module());
+      EXPECT_EQ(unit.quantize().place().SerializeAsString(), written.place().SerializeAsString());
+      EXPECT_EQ(unit.quantize().outputs(0).SerializeAsString(), written.outputs(0).SerializeAsString());
+    }
+  }
+  EXPECT_THAT(finite, ElementsAre(experts + ".down_proj", experts + ".gate_up_proj"));
+  EXPECT_EQ(compared, 9);
+
+  // Digests are those of modules, whose tensors may be one and the same.
+  quern::v1::TaskSpec compare;
+  quern::v1::TaskResult result;
+  for (int i = 0; i < 2; ++i) {
+    *compare.mutable_compare_shard()->add_units()->mutable_quantize() = task.write_shard().units(i).quantize();
+    compare.mutable_compare_shard()->mutable_units(i)->mutable_quantize()->mutable_weight()->set_tensor("one");
+    result.add_source_digests()->set_tensor("one");
+    result.mutable_source_digests(i)->set_digest(std::string(16, static_cast<char>('d' + i)));
+  }
+  const auto mismatches = SourceDigestMismatches(manifest, compare, result);
+  ASSERT_THAT(mismatches, SizeIs(1));
+  EXPECT_EQ(mismatches[0].tensor(), task.write_shard().units(1).quantize().module());
+
+  const auto texts = [&](const Manifest& text) {
+    std::vector<std::string> all;
+    const absl::StatusOr<Plan> found = verify(text);
+    EXPECT_THAT(found, IsOk());
+    if (!found.ok()) return all;
+    for (const quern::v1::Mismatch& mismatch : found->summary.mismatches()) all.push_back(mismatch.tensor() + ": " + mismatch.what());
+    return all;
+  };
+  Manifest wrong = manifest;
+  wrong.modules[1].stack->offset = task.write_shard().units(1).quantize().outputs(0).size() - 10;
+  wrong.modules[2].stack->row_stride = 1;
+  EXPECT_THAT(texts(wrong), AllOf(SizeIs(2), testing::Each(HasSubstr("where the manifest says"))));
+  wrong = manifest;
+  wrong.modules[0].stack->tensor = "ghost";
+  EXPECT_THAT(texts(wrong), ElementsAre("ghost: missing, but the manifest lists it"));
+}
+
 TEST_F(VerifyPlan, FilesThatAreMissingOrTooMany) {
   QUERN_ASSERT_OK(RemoveFile(Path("config.json")));
   WriteText(Path("extra.txt"), "x");

@@ -168,7 +168,8 @@ class Publisher {
   }
 
   void AddToIndex(const quern::v1::OutputTensor& tensor, const std::string& shard) {
-    index_.weight_map.emplace(tensor.name(), shard);
+    // Units that fill one tensor all name it.
+    if (!index_.weight_map.emplace(tensor.name(), shard).second) return;
     index_.total_size = index_.total_size.value_or(0) + tensor.size();
   }
 
@@ -476,6 +477,11 @@ class Publisher {
       module.shard = task.spec.label();
       module.role = quantize.role();
       module.reason = quantize.reason();
+      if (quantize.has_place()) {
+        const quern::v1::StackPlace& place = quantize.place();
+        module.stack = {quantize.outputs(0).name(), place.offset(), static_cast<uint64_t>(place.row_stride()),
+                        static_cast<uint64_t>(place.col_stride())};
+      }
       QUERN_ASSIGN_OR_RETURN(module.source_file, SourceFileOf(task, weight));
       QUERN_ASSIGN_OR_RETURN(module.source_digest, reported.NextDigest(weight));
       QUERN_ASSIGN_OR_RETURN(const quern::v1::ModuleError* error, reported.Error(quantize.module()));

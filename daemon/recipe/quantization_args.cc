@@ -2,6 +2,7 @@
 
 #include <iterator>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -222,14 +223,15 @@ absl::string_view ObserverName(Observer observer) {
 }
 
 absl::StatusOr<Observer> ParseObserver(absl::string_view name) {
+  const std::string lower = absl::AsciiStrToLower(name);
   std::vector<std::string> known;
   for (const NamedObserver& entry : kObservers) {
-    if (name == entry.name || name == entry.other) return entry.observer;
+    if (lower == entry.name || lower == entry.other) return entry.observer;
     known.push_back(entry.name);
   }
-  if (name == "static_minmax") return Observer::kMinMax;  // the same for weights
+  if (lower == "static_minmax") return Observer::kMinMax;  // the same for weights
   return absl::InvalidArgumentError(absl::StrCat("unknown observer \"", name, "\"; known: ", absl::StrJoin(known, ", "),
-                                                 name == "nvfp4_expanded_mse" ? " (which also searches every block scale)" : ""));
+                                                 lower == "nvfp4_expanded_mse" ? " (which also searches every block scale)" : ""));
 }
 
 bool HasStaticActivations(const SchemeSpec& spec) {

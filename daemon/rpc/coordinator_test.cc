@@ -496,12 +496,13 @@ TEST_F(CoordinatorTest, SourceThatChangedDuringTheJobIsNoticedBeforePublishing) 
   EXPECT_FALSE(FileExists(JoinPath(output_, "config.json")));
 }
 
-TEST_F(CoordinatorTest, ShardThatWasRemovedBetweenRunsIsWrittenAgain) {
+TEST_F(CoordinatorTest, ShardThatIsGoneOrEmptyBetweenRunsIsWrittenAgain) {
   const Job job = MustCreate(Request());
-  RunTasks(2);
+  RunTasks(3);
   server_.reset();
   coordinator_.reset();
   QUERN_ASSERT_OK(RemoveFile(AttemptPath(output_, 0, 1)));
+  ASSERT_EQ(truncate(AttemptPath(output_, 1, 1).c_str(), 0), 0);
   incarnation_ = "second";
   Start();
   const Job resumed = MustCreate(Request());

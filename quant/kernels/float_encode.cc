@@ -321,7 +321,11 @@ void ObserveRows(const FloatTile& tile, float* amax, int64_t stride) {
     const unsigned char* elements = tile.elements + row * tile.element_stride;
     for (int64_t begin = 0, index = 0; begin < tile.columns; begin += tile.group, ++index) {
       const int64_t size = HWY_MIN(tile.group, tile.columns - begin);
-      FindMagnitudes<D, 0>(elements + begin * kBytes, size, magnitudes.candidates);
+      if (size == 16) {
+        FindMagnitudes<D, 16 * kBytes>(elements + begin * kBytes, 16, magnitudes.candidates);
+      } else {
+        FindMagnitudes<D, 0>(elements + begin * kBytes, size, magnitudes.candidates);
+      }
       const float largest = hn::GetLane(AmaxOf<D>(magnitudes, 0));
       if (largest <= D::kLargest) {
         amax[index] = HWY_MAX(amax[index], largest);

@@ -305,5 +305,36 @@ TEST(FloatKernelsTest, NonfiniteElementsEqualTheDefinition) {
   }
 }
 
+TEST(FloatKernelsTest, LeastErrorsEqualTheDefinition) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const bool precise : {false, true}) {
+      for (const int64_t blocks : {1, 2, 3, 64, 65}) {
+        TestWeight weight = RandomWeight(dtype, {1, blocks * 16}, blocks, /*unusual=*/false);
+        // Not finite: an element of the last block.
+        if (blocks == 65) std::memset(weight.bytes.data() + weight.bytes.size() - 4, 0xFF, 4);
+        FloatTile tile;
+        tile.format = {4, FloatScaling::kNvfp4, precise, false};
+        tile.element = ElementOf(dtype);
+        tile.rows = 1;
+        tile.columns = blocks * 16;
+        tile.group = 16;
+        tile.elements = reinterpret_cast<const unsigned char*>(weight.bytes.data());
+        tile.element_stride = static_cast<int64_t>(weight.bytes.size());
+        std::vector<float> amax(blocks), expected(blocks), actual(blocks);
+        ObserveAmaxScalar(tile, amax.data(), 0);
+        for (const float global_scale : {1.0f, 300.0f, 0x1.3p-110f, 0x1.23p100f}) {
+          SCOPED_TRACE(absl::StrCat(DTypeName(dtype), ", ", blocks, " blocks, global scale ", global_scale));
+          tile.set_scale = global_scale;
+          LeastErrorsScalar(tile, amax.data(), expected.data());
+          ForEachTarget([&] {
+            LeastErrors(tile, amax.data(), actual.data());
+            EXPECT_EQ(std::memcmp(actual.data(), expected.data(), blocks * sizeof(float)), 0);
+          });
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace quern::quant

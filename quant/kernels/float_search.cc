@@ -1,8 +1,7 @@
-// The search for scales of floats in vectors: what scalar::WriteSearchedScales, scalar::ErrorsOfScales and scalar::ObserveGlobalScale
-// define. The two blocks of a unit are coded at the same time, each with its own candidates. A unit with a non-finite element goes to the
-// scalar definition.
+// The search for scales of floats in vectors: what scalar::WriteSearchedScales, scalar::ErrorsOfScales and scalar::LeastErrors define. The
+// two blocks of a unit are coded at the same time, each with its own candidates. A unit with a non-finite element goes to the scalar
+// definition.
 #include <type_traits>
-#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "quant/kernels/float_search.cc"
@@ -25,7 +24,7 @@ void ErrorsOfTile(const FloatTile& tile, const scalar::RangeSearch& search, cons
                   double* errors) {
   ErrorsOfScalesScalar(tile, search, scales, count, factor, errors);
 }
-void ObserveGlobalOfTile(const FloatTile& tile, scalar::GlobalScaleSums& sums) { ObserveGlobalScaleScalar(tile, sums); }
+void LeastErrorsOfTile(const FloatTile& tile, const float* amax, float* errors) { LeastErrorsScalar(tile, amax, errors); }
 
 #else
 
@@ -47,8 +46,15 @@ struct Unit {
   }
 };
 
+// What is compared with an element: the product of value and scale as it is (ModelOpt), rounded to D, or to BF16 and then to D.
+enum class Compared { kProduct, kRounded, kRoundedThroughBf16 };
+
+// Of NVFP4 in compressed-tensors: BF16 values need no rounding to it before that to D.
+template <class D>
+constexpr Compared kComparedNvfp4 = std::is_same_v<D, scalar::Bf16> ? Compared::kRounded : Compared::kRoundedThroughBf16;
+
 // The scaled difference between x and what it decodes to.
-template <class D, int kBits, bool kRoundQuotient, bool kThroughBf16>
+template <class D, int kBits, bool kRoundQuotient, Compared kCompared>
 HWY_INLINE VF Difference(VF x, VF divisor, VF multiplier, VF factor) {
   VF t = hn::Div(x, divisor);
   if constexpr (kRoundQuotient) t = Elements<D>::Round(t);
@@ -59,18 +65,19 @@ HWY_INLINE VF Difference(VF x, VF divisor, VF multiplier, VF factor) {
     E2m1Codes(t, value);
   }
   VF y = hn::Mul(value, multiplier);
-  if constexpr (kThroughBf16) y = Elements<scalar::Bf16>::Round(y);
-  return hn::Mul(hn::Sub(Elements<D>::Round(y), x), factor);
+  if constexpr (kCompared == Compared::kRoundedThroughBf16) y = Elements<scalar::Bf16>::Round(y);
+  if constexpr (kCompared != Compared::kProduct) y = Elements<D>::Round(y);
+  return hn::Mul(hn::Sub(y, x), factor);
 }
 
 // Errors of the two blocks of a unit.
-template <class D, bool kThroughBf16, scalar::SearchNorm kNorm>
+template <class D, Compared kCompared, scalar::SearchNorm kNorm>
 HWY_INLINE void BlockErrors(const Unit<D>& unit, const float* divisors, const float* multipliers, const float* factors, float* errors) {
   VF sums[kPairs];
   for (int pair = 0; pair < kPairs; ++pair) {
     const VF divisor = OfPair<2>(divisors, pair), multiplier = OfPair<2>(multipliers, pair), factor = OfPair<2>(factors, pair);
-    const VF even = Difference<D, 4, false, kThroughBf16>(unit.even[pair], divisor, multiplier, factor);
-    const VF odd = Difference<D, 4, false, kThroughBf16>(unit.odd[pair], divisor, multiplier, factor);
+    const VF even = Difference<D, 4, false, kCompared>(unit.even[pair], divisor, multiplier, factor);
+    const VF odd = Difference<D, 4, false, kCompared>(unit.odd[pair], divisor, multiplier, factor);
     sums[pair] = hn::Add(ElementErrors<kNorm>(even, unit.weight_even[pair]), ElementErrors<kNorm>(odd, unit.weight_odd[pair]));
   }
   // The lanes of a block fold as those of scalar::SumErrors, whose upper half is empty.
@@ -86,10 +93,10 @@ HWY_INLINE void BlockErrors(const Unit<D>& unit, const float* divisors, const fl
   }
 }
 
-// The best codes of the two blocks of a unit. `powers` scale the table, by a power of two for each block.
-template <class D, bool kThroughBf16, scalar::SearchNorm kNorm>
-HWY_INLINE void SearchUnit(const Unit<D>& unit, const scalar::ScaleTable& table, const scalar::CodeRange* codes, const float* powers,
-                           const float* factors, scalar::BestCode* best) {
+// The best codes of the two blocks of a unit.
+template <class D, Compared kCompared, scalar::SearchNorm kNorm>
+HWY_INLINE void SearchUnit(const Unit<D>& unit, const scalar::ScaleTable& table, const scalar::CodeRange* codes, const float* factors,
+                           scalar::BestCode* best) {
   int code[2], left[2];
   float least[2];
   for (int block = 0; block < 2; ++block) {
@@ -101,10 +108,10 @@ HWY_INLINE void SearchUnit(const Unit<D>& unit, const scalar::ScaleTable& table,
   for (int step = 0; step <= HWY_MAX(left[0], left[1]); ++step) {
     float divisors[2], multipliers[2], errors[2];
     for (int block = 0; block < 2; ++block) {
-      divisors[block] = table.scales[code[block]].divisor * powers[block];
-      multipliers[block] = table.scales[code[block]].multiplier * powers[block];
+      divisors[block] = table.scales[code[block]].divisor;
+      multipliers[block] = table.scales[code[block]].multiplier;
     }
-    BlockErrors<D, kThroughBf16, kNorm>(unit, divisors, multipliers, factors, errors);
+    BlockErrors<D, kCompared, kNorm>(unit, divisors, multipliers, factors, errors);
     for (int block = 0; block < 2; ++block) {
       if (errors[block] < least[block]) {
         least[block] = errors[block];
@@ -133,9 +140,8 @@ HWY_INLINE void ForEachUnit(const unsigned char* elements, const float* importan
   }
 }
 
-template <class D, bool kThroughBf16, scalar::SearchNorm kNorm>
+template <class D, Compared kCompared, scalar::SearchNorm kNorm>
 void SearchRows(const FloatTile& tile, const scalar::RangeSearch& search) {
-  constexpr float kOnes[2] = {1, 1};
   const scalar::ScaleTable table(tile.format, tile.set_scale);
   for (int64_t row_index = 0; row_index < tile.rows; ++row_index) {
     const scalar::FloatRow row = FloatRowOf(tile, row_index);
@@ -155,7 +161,7 @@ void SearchRows(const FloatTile& tile, const scalar::RangeSearch& search) {
         if (amax[block] != 0) codes[block] = scalar::CandidateCodes<D>(tile.format, search.norm, tile.set_scale, amax[block]);
       }
       scalar::BestCode best[2];
-      SearchUnit<D, kThroughBf16, kNorm>(Unit<D>(elements, importance, search.importance_factor), table, codes, kOnes, factors, best);
+      SearchUnit<D, kCompared, kNorm>(Unit<D>(elements, importance, search.importance_factor), table, codes, factors, best);
       for (int block = 0; block < blocks; ++block) {
         const bool found = amax[block] != 0 && best[block].code >= 0;
         part.scales[block] = found ? table.bytes[best[block].code] : scalar::ScaleByte<D>(tile.format, tile.set_scale, amax[block]);
@@ -165,78 +171,51 @@ void SearchRows(const FloatTile& tile, const scalar::RangeSearch& search) {
   }
 }
 
-template <class D, bool kThroughBf16>
+template <class D, Compared kCompared>
 void SearchByNorm(const FloatTile& tile, const scalar::RangeSearch& search) {
   switch (search.norm) {
     case scalar::SearchNorm::kPower24:
-      return SearchRows<D, kThroughBf16, scalar::SearchNorm::kPower24>(tile, search);
+      return SearchRows<D, kCompared, scalar::SearchNorm::kPower24>(tile, search);
     case scalar::SearchNorm::kWeightedCube:
-      return SearchRows<D, kThroughBf16, scalar::SearchNorm::kWeightedCube>(tile, search);
+      return SearchRows<D, kCompared, scalar::SearchNorm::kWeightedCube>(tile, search);
     case scalar::SearchNorm::kSquare:
-      return SearchRows<D, kThroughBf16, scalar::SearchNorm::kSquare>(tile, search);
+      return SearchRows<D, kCompared, scalar::SearchNorm::kSquare>(tile, search);
   }
 }
 
 void SearchScalesOfTile(const FloatTile& tile, const scalar::RangeSearch& search) {
   WithFormat(tile.element, [&](auto d) {
     using D = decltype(d);
-    // BF16 values need no rounding to it before that to D.
-    constexpr bool kThroughBf16 = !std::is_same_v<D, scalar::Bf16>;
-    return tile.format.scaling == scalar::FloatScaling::kNvfp4 ? SearchByNorm<D, kThroughBf16>(tile, search)
-                                                               : SearchByNorm<D, false>(tile, search);
+    return tile.format.scaling == scalar::FloatScaling::kNvfp4 ? SearchByNorm<D, kComparedNvfp4<D>>(tile, search)
+                                                               : SearchByNorm<D, Compared::kProduct>(tile, search);
   });
 }
 
 template <class D>
-void ObserveGlobalRows(const FloatTile& tile, scalar::GlobalScaleSums& sums) {
-  constexpr bool kThroughBf16 = !std::is_same_v<D, scalar::Bf16>;
-  // Tables of the significands alone: a block's power of two comes on top.
-  std::vector<scalar::ScaleTable> tables;
-  for (int i = 0; i < scalar::kSignificands; ++i) tables.emplace_back(tile.format, scalar::Significand(i));
-  const auto work = [&](int64_t, const unsigned char* elements, const float*, int blocks) HWY_ATTR {
+void LeastErrorsOfRow(const FloatTile& tile, const float* amax, float* errors) {
+  const scalar::ScaleTable table(tile.format, tile.set_scale);
+  const auto work = [&](int64_t begin, const unsigned char* elements, const float*, int blocks) HWY_ATTR {
+    const int64_t first = begin / 16;
     if (!UnitIsFinite<D>(elements)) {
-      return scalar::ObserveGlobalScale<D>(tile.format, elements, blocks * 16, 16, sums);
+      return scalar::LeastErrors<D>(tile.format, tile.set_scale, table, elements, blocks, amax + first, errors + first);
     }
-    float amax[2], middle[2], powers[2], factors[2];
-    bool counted[2];
-    for (int block = 0; block < 2; ++block) {
-      amax[block] = scalar::AmaxOfBlock<D>(elements, block * 16, 16);
-      const float local = scalar::RoundIntermediate<D>(amax[block] / scalar::E2m1::kLargest, tile.format.precise);
-      counted[block] = block < blocks && local >= 0x1p-126f;
-      // The inverse of a power of two below 2^-122 would underflow.
-      if (counted[block] && local < 0x1p-100f) {
-        scalar::ObserveGlobalScale<D>(tile.format, elements + block * 16 * sizeof(typename D::Bits), 16, 16, sums);
-        counted[block] = false;
-      }
-      middle[block] = counted[block] ? scalar::MiddleFactor(local) : 1.0f;
-      powers[block] = 1 / middle[block];
-      factors[block] = scalar::DifferenceFactor(amax[block]);
+    float factors[2] = {1, 1};
+    scalar::CodeRange codes[2];
+    for (int block = 0; block < blocks; ++block) {
+      factors[block] = scalar::DifferenceFactor(amax[first + block]);
+      codes[block] = scalar::CandidateCodes<D>(tile.format, scalar::SearchNorm::kPower24, tile.set_scale, amax[first + block]);
     }
-    if (!counted[0] && !counted[1]) return;
-    const Unit<D> unit(elements, nullptr, 1);
-    for (int i = 0; i < scalar::kSignificands; ++i) {
-      scalar::CodeRange codes[2];
-      for (int block = 0; block < 2; ++block) {
-        if (!counted[block]) continue;
-        const float set_scale = scalar::Significand(i) * middle[block];
-        codes[block] = scalar::CandidateCodes<D>(tile.format, scalar::SearchNorm::kPower24, set_scale, amax[block]);
-      }
-      scalar::BestCode best[2];
-      SearchUnit<D, kThroughBf16, scalar::SearchNorm::kPower24>(unit, tables[i], codes, powers, factors, best);
-      for (int block = 0; block < 2; ++block) {
-        if (!counted[block] || best[block].code <= 0) continue;
-        sums.Add(i, scalar::ExponentOf(amax[block]), best[block].error,
-                 scalar::E4m3::ToFloat(static_cast<uint8_t>(best[block].code)) / middle[block]);
-      }
+    scalar::BestCode best[2];
+    SearchUnit<D, kComparedNvfp4<D>, scalar::SearchNorm::kPower24>(Unit<D>(elements, nullptr, 1), table, codes, factors, best);
+    for (int block = 0; block < blocks; ++block) {
+      errors[first + block] = best[block].code >= 0 ? static_cast<float>(best[block].error) : scalar::FloatOf(0x7F800000);
     }
   };
-  for (int64_t row = 0; row < tile.rows; ++row) {
-    ForEachUnit<D>(tile.elements + row * tile.element_stride, nullptr, tile.columns, work);
-  }
+  ForEachUnit<D>(tile.elements, nullptr, tile.columns, work);
 }
 
-void ObserveGlobalOfTile(const FloatTile& tile, scalar::GlobalScaleSums& sums) {
-  WithFormat(tile.element, [&](auto d) { ObserveGlobalRows<decltype(d)>(tile, sums); });
+void LeastErrorsOfTile(const FloatTile& tile, const float* amax, float* errors) {
+  WithFormat(tile.element, [&](auto d) { LeastErrorsOfRow<decltype(d)>(tile, amax, errors); });
 }
 
 template <class D, bool kRoundQuotient, scalar::SearchNorm kNorm>
@@ -256,8 +235,8 @@ void ErrorsOfRow(const FloatTile& tile, const scalar::RangeSearch& search, const
       const auto work = [&](int64_t, const unsigned char* elements, const float* importance, int) HWY_ATTR {
         const Unit<D> unit(elements, importance, search.importance_factor);
         for (int pair = 0; pair < kPairs; ++pair) {
-          const VF even = Difference<D, 8, kRoundQuotient, false>(unit.even[pair], divisor, multiplier, by);
-          const VF odd = Difference<D, 8, kRoundQuotient, false>(unit.odd[pair], divisor, multiplier, by);
+          const VF even = Difference<D, 8, kRoundQuotient, Compared::kRounded>(unit.even[pair], divisor, multiplier, by);
+          const VF odd = Difference<D, 8, kRoundQuotient, Compared::kRounded>(unit.odd[pair], divisor, multiplier, by);
           lanes.Add(pair, ElementErrors<kNorm>(even, unit.weight_even[pair]), ElementErrors<kNorm>(odd, unit.weight_odd[pair]));
         }
       };
@@ -295,7 +274,7 @@ namespace quern::quant {
 
 HWY_EXPORT(SearchScalesOfTile);
 HWY_EXPORT(ErrorsOfTile);
-HWY_EXPORT(ObserveGlobalOfTile);
+HWY_EXPORT(LeastErrorsOfTile);
 
 void SearchFloatScalesScalar(const FloatTile& tile, const scalar::RangeSearch& search) {
   const scalar::ScaleTable table(tile.format, tile.set_scale);
@@ -314,11 +293,10 @@ void ErrorsOfScalesScalar(const FloatTile& tile, const scalar::RangeSearch& sear
   });
 }
 
-void ObserveGlobalScaleScalar(const FloatTile& tile, scalar::GlobalScaleSums& sums) {
+void LeastErrorsScalar(const FloatTile& tile, const float* amax, float* errors) {
+  const scalar::ScaleTable table(tile.format, tile.set_scale);
   WithFormat(tile.element, [&](auto d) {
-    for (int64_t row = 0; row < tile.rows; ++row) {
-      scalar::ObserveGlobalScale<decltype(d)>(tile.format, tile.elements + row * tile.element_stride, tile.columns, tile.group, sums);
-    }
+    scalar::LeastErrors<decltype(d)>(tile.format, tile.set_scale, table, tile.elements, tile.columns / 16, amax, errors);
   });
 }
 
@@ -331,9 +309,9 @@ void ErrorsOfScales(const FloatTile& tile, const scalar::RangeSearch& search, co
   if (UsesScalarDefinition()) return ErrorsOfScalesScalar(tile, search, scales, count, factor, errors);
   HWY_DYNAMIC_DISPATCH(ErrorsOfTile)(tile, search, scales, count, factor, errors);
 }
-void ObserveGlobalScale(const FloatTile& tile, scalar::GlobalScaleSums& sums) {
-  if (UsesScalarDefinition()) return ObserveGlobalScaleScalar(tile, sums);
-  HWY_DYNAMIC_DISPATCH(ObserveGlobalOfTile)(tile, sums);
+void LeastErrors(const FloatTile& tile, const float* amax, float* errors) {
+  if (UsesScalarDefinition()) return LeastErrorsScalar(tile, amax, errors);
+  HWY_DYNAMIC_DISPATCH(LeastErrorsOfTile)(tile, amax, errors);
 }
 
 }  // namespace quern::quant

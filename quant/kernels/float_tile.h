@@ -59,8 +59,8 @@ void SearchFloatScalesScalar(const FloatTile& tile, const scalar::RangeSearch& s
 // The errors of `count` scales for the first row of a tile of FP8; `factor` scales differences.
 void ErrorsOfScalesScalar(const FloatTile& tile, const scalar::RangeSearch& search, const scalar::FloatScale* scales, int count,
                           float factor, double* errors);
-// Adds the blocks of a tile of NVFP4 to what its global scale is chosen by.
-void ObserveGlobalScaleScalar(const FloatTile& tile, scalar::GlobalScaleSums& sums);
+// scalar::LeastErrors of the blocks of a tile of one row, at its global scale.
+void LeastErrorsScalar(const FloatTile& tile, const float* amax, float* errors);
 
 // The same, by the kernels of the best SIMD target of this machine: equal bit for bit.
 scalar::Problem EncodeFloats(const FloatTile& tile, const FloatOptions& options);
@@ -69,7 +69,7 @@ void ObserveAmax(const FloatTile& tile, float* amax, int64_t stride);
 void SearchFloatScales(const FloatTile& tile, const scalar::RangeSearch& search);
 void ErrorsOfScales(const FloatTile& tile, const scalar::RangeSearch& search, const scalar::FloatScale* scales, int count, float factor,
                     double* errors);
-void ObserveGlobalScale(const FloatTile& tile, scalar::GlobalScaleSums& sums);
+void LeastErrors(const FloatTile& tile, const float* amax, float* errors);
 
 }  // namespace quern::quant
 

@@ -136,15 +136,19 @@ QUERN_HOST_DEVICE inline uint8_t QuantizeFloat(const FloatFormat& format, const 
   return format.bits == 8 ? E4m3::FromFloat(t) : E2m1::FromFloat(t);
 }
 
-template <class D>
-QUERN_HOST_DEVICE inline typename D::Bits DequantizeFloat(const FloatFormat& format, const FloatScale& scale, uint8_t code) {
+// What a code stands for before it is rounded to D.
+QUERN_HOST_DEVICE inline float DecodedFloat(const FloatFormat& format, const FloatScale& scale, uint8_t code) {
   float value = format.bits == 8 ? E4m3::ToFloat(code) : E2m1::ToFloat(code);
   if (format.scaling == FloatScaling::kModelOptNvfp4 && code == 8) value = 0;
   value = value * scale.multiplier;
   // Machines disagree about the sign and the payload of the NaN that damaged codes and scales give.
-  if (value != value) return D::FromFloat(FloatOf(0x7FC00000));
-  if (format.scaling == FloatScaling::kNvfp4 || format.scaling == FloatScaling::kMx) value = Bf16::Round(value);
-  return D::FromFloat(value);
+  if (value != value) return FloatOf(0x7FC00000);
+  return format.scaling == FloatScaling::kNvfp4 || format.scaling == FloatScaling::kMx ? Bf16::Round(value) : value;
+}
+
+template <class D>
+QUERN_HOST_DEVICE inline typename D::Bits DequantizeFloat(const FloatFormat& format, const FloatScale& scale, uint8_t code) {
+  return D::FromFloat(DecodedFloat(format, scale, code));
 }
 
 // Scales, codes and values of a piece of one row, which begins at a multiple of 32 columns (of 16, where FloatScaling is an NVFP4).

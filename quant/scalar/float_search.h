@@ -6,12 +6,13 @@
 // (sweep). A code that underflows to 0 is what float_rtn.h makes of it. The first code with the least error is taken: a later one must be
 // strictly below. A block of zeros keeps the code of float_rtn.h.
 //
-// FP8 with one scale a row: candidates as of integers (integer_search.h), the largest magnitude of the row shrunk by p.
+// FP8 with one scale a row or a block of 128 x 128: candidates as of integers (integer_search.h), the largest magnitude of the row or block
+// shrunk by p. The error of a block is the sum of those of its rows, in order.
 //
-// The global scale of NVFP4 under MSE, compressed-tensors: it decides which scales blocks can have, so it is searched for too. Of 16
-// significands m = 1, 1 + 1/16, ..., 1 + 15/16 the one with the least sum over all blocks is taken, each block with its best scale
-// s / (m 2^k), s of E4M3, where no exponent is out of reach; then the largest power of two that leaves the largest scale taken at 448 or
-// below.
+// The global scale of NVFP4 under MSE, compressed-tensors: it decides which scales blocks can have, so it is searched for too. Of a sample
+// of the set's blocks (block_sample.h; all of them, where they are few) the one with the least estimated error is taken, each block with
+// its best scale. Candidates are 2688 / A' for A' from 1.8 down to 0.8 times the largest magnitude of the set, in even steps, more of them
+// the fewer blocks there are; of very few blocks also every one that nvfp4_expanded_mse could come to.
 #ifndef QUERN_QUANT_SCALAR_FLOAT_SEARCH_H_
 #define QUERN_QUANT_SCALAR_FLOAT_SEARCH_H_
 
@@ -73,7 +74,10 @@ struct FloatError {
 
   QUERN_HOST_DEVICE float operator()(int64_t i) const {
     const float x = D::ToFloat(ReplaceNonfinite<D>(LoadElement<D>(elements, begin + i)));
-    const float y = D::ToFloat(DequantizeFloat<D>(format, scale, QuantizeFloat<D>(format, scale, x)));
+    const uint8_t code = QuantizeFloat<D>(format, scale, x);
+    // ModelOpt compares products as they are.
+    const float y = format.scaling == FloatScaling::kModelOptNvfp4 ? DecodedFloat(format, scale, code)
+                                                                   : D::ToFloat(DequantizeFloat<D>(format, scale, code));
     return ElementError(search.norm, (y - x) * factor, search.Weight(begin + i));
   }
 };
@@ -130,13 +134,6 @@ QUERN_HOST_DEVICE inline void ErrorsOfScales(const FloatFormat& format, const Ra
 
 // The global scale.
 
-constexpr int kSignificands = 16;
-
-QUERN_HOST_DEVICE inline float Significand(int index) { return 1.0f + static_cast<float>(index) * 0x1p-4f; }
-
-// The power of two that brings the scale of a block, A / 6, to at least 16 and below 32, the middle of E4M3.
-QUERN_HOST_DEVICE inline float MiddleFactor(float local) { return DifferenceFactor(local) * 16; }
-
 // 2^(2.4 e): what an error that was scaled by 2^-e is worth.
 QUERN_HOST_DEVICE inline double PowerOf24OfTwo(int exponent) {
   // 12 e / 5, by its whole and its fractional part.
@@ -149,89 +146,49 @@ QUERN_HOST_DEVICE inline double PowerOf24OfTwo(int exponent) {
   return power * kFraction[fifths - 5 * whole];
 }
 
-// A sum that does not depend on the order of its terms: each one, cut to 28 bits, is added to the integer of its exponent.
-class ExactSum {
- public:
-  QUERN_HOST_DEVICE void Add(double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const int exponent = static_cast<int>(bits >> 52) - 1023 - kLowest;
-    if (exponent < 0) return;  // what is not counted: below 2^-400
-    const int bin = exponent / 4 < kBins ? exponent / 4 : kBins - 1;
-    bins_[bin] += ((bits & 0xFFFFFFFFFFFFF) | 0x10000000000000) >> 25 << exponent % 4;
-  }
-  QUERN_HOST_DEVICE void Add(const ExactSum& other) {
-    for (int bin = 0; bin < kBins; ++bin) bins_[bin] += other.bins_[bin];
-  }
-  QUERN_HOST_DEVICE double Total() const {
-    double total = 0;
-    for (int bin = 0; bin < kBins; ++bin) {
-      const uint64_t bits = static_cast<uint64_t>(1023 + kLowest + 4 * bin - 27) << 52;
-      double unit;
-      memcpy(&unit, &bits, sizeof unit);
-      total += static_cast<double>(bins_[bin]) * unit;
-    }
-    return total;
-  }
+// What a scaled error in a block with the largest magnitude `amax` is worth: the differences were scaled by DifferenceFactor(amax).
+QUERN_HOST_DEVICE inline double BlockWeight(float amax) {
+  return PowerOf24OfTwo(127 - static_cast<int>(BitsOf(DifferenceFactor(amax)) >> 23));
+}
 
- private:
-  static constexpr int kLowest = -400;
-  static constexpr int kBins = 192;
-  uint64_t bins_[kBins] = {};
-};
+// 64 mixed bits of a block's place in its weight.
+QUERN_HOST_DEVICE inline uint64_t BlockHash(int64_t row, int64_t block) {
+  uint64_t z = (static_cast<uint64_t>(row) << 32 ^ static_cast<uint64_t>(block)) * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;
+  z = (z ^ z >> 27) * 0x94D049BB133111EB;
+  return z ^ z >> 31;
+}
 
-struct GlobalScaleSums {
-  ExactSum errors[kSignificands];
-  float largest[kSignificands] = {};  // scale of a block times the significand
+// Blocks with the highest priorities are sampled. Divided by a number in (0, 1] that the place decides, a weight of w is above p with
+// probability min(1, w / p): this makes sums over the sample unbiased when each block counts max(w, p), p the highest priority left out.
+QUERN_HOST_DEVICE inline double BlockPriority(double weight, uint64_t hash) {
+  return weight / (static_cast<double>((hash >> 11) + 1) * 0x1p-53);
+}
 
-  QUERN_HOST_DEVICE void Add(int significand, int exponent, double error, float scale) {
-    errors[significand].Add(error * PowerOf24OfTwo(exponent));
-    if (scale > largest[significand]) largest[significand] = scale;
-  }
-  QUERN_HOST_DEVICE void Add(const GlobalScaleSums& other) {
-    for (int i = 0; i < kSignificands; ++i) {
-      errors[i].Add(other.errors[i]);
-      if (other.largest[i] > largest[i]) largest[i] = other.largest[i];
-    }
-  }
-  // The scale with the least sum of errors; 0 where no block was counted.
-  QUERN_HOST_DEVICE float Best() const {
-    int best = 0;
-    double least = errors[0].Total();
-    for (int i = 1; i < kSignificands; ++i) {
-      const double total = errors[i].Total();
-      if (total < least) {
-        least = total;
-        best = i;
-      }
-    }
-    if (largest[best] == 0) return 0;
-    float power = DifferenceFactor(largest[best]) * 0x1p8f;
-    if (power > 0x1p126f) power = 0x1p126f;
-    if (largest[best] * power > E4m3::kLargest) power /= 2;
-    return Significand(best) * power;
-  }
-};
-
-QUERN_HOST_DEVICE inline int ExponentOf(float value) { return static_cast<int>(BitsOf(value) >> 23 & 0xFF) - 127; }
-
-// Adds the blocks of a piece of one row. A block whose scale is 0 or subnormal is not counted.
+// What the observer `nvfp4_expanded_mse` shrinks a block's largest magnitude to at its step `step` of 111.
+constexpr int kExpandedSteps = 111;
 template <class D>
-QUERN_HOST_DEVICE inline void ObserveGlobalScale(const FloatFormat& format, const unsigned char* elements, int64_t columns, int64_t group,
-                                                 GlobalScaleSums& sums) {
+QUERN_HOST_DEVICE inline float ExpandedAmax(float amax, int step, bool precise) {
+  const float highest = RoundIntermediate<D>(amax * 1.8f, precise);
+  return RoundIntermediate<D>(highest * static_cast<float>(1 - step / 200.0), precise);
+}
+
+// Candidate `index` of `count` for the global scale; it may be 0 or infinite, and then is none.
+QUERN_HOST_DEVICE inline float CandidateGlobalScale(float amax, int index, int count) {
+  const float largest = amax * (1.8f - static_cast<float>(index) / static_cast<float>(count));
+  return E4m3::kLargest * E2m1::kLargest / largest;
+}
+
+// The least error of each block, scaled, at the global scale that `table` was made for; infinite where no code has any. `amax` has the
+// largest magnitudes of the blocks, none 0.
+template <class D>
+QUERN_HOST_DEVICE inline void LeastErrors(const FloatFormat& format, float set_scale, const ScaleTable& table,
+                                          const unsigned char* elements, int64_t blocks, const float* amax, float* errors) {
   const RangeSearch search;
-  for (int64_t begin = 0; begin < columns; begin += group) {
-    const float amax = AmaxOfBlock<D>(elements, begin, group);
-    const float local = RoundIntermediate<D>(amax / E2m1::kLargest, format.precise);
-    if (local < 0x1p-126f) continue;
-    const float middle = MiddleFactor(local);
-    for (int i = 0; i < kSignificands; ++i) {
-      const float set_scale = Significand(i) * middle;
-      const ScaleTable table(format, set_scale);
-      const CodeRange codes = CandidateCodes<D>(format, search.norm, set_scale, amax);
-      const BestCode best = SearchBlock<D>(format, search, table, codes, DifferenceFactor(amax), elements, begin, group);
-      if (best.code > 0) sums.Add(i, ExponentOf(amax), best.error, E4m3::ToFloat(static_cast<uint8_t>(best.code)) / middle);
-    }
+  for (int64_t block = 0; block < blocks; ++block) {
+    const CodeRange codes = CandidateCodes<D>(format, search.norm, set_scale, amax[block]);
+    const BestCode best = SearchBlock<D>(format, search, table, codes, DifferenceFactor(amax[block]), elements, block * 16, 16);
+    errors[block] = best.code >= 0 ? static_cast<float>(best.error) : FloatOf(0x7F800000);
   }
 }
 

@@ -32,6 +32,8 @@ struct Kind {
   // Fills what says where the weight of a module stands.
   std::function<void(int64_t module, quern::v1::TensorView& view)> view;
   bool set = false;
+  // Plain values of two modules go turned over into one stack: bytes between the rows of one, 2 for halves, 4 where they alternate.
+  int64_t stack_step = 0;
 };
 
 void Plain(int64_t module, quern::v1::TensorView& view, int64_t row_stride, int64_t col_stride) {
@@ -83,6 +85,12 @@ const std::map<std::string, Kind>& Kinds() {
       {"dequantize",
        {"plain16 tensor symmetric observer=minmax numerics=reference scale=bf16",
         [](int64_t m, quern::v1::TensorView& view) { Encoded(m, view, kFp8Block); }}},
+      {"stack-halves",
+       {"plain16 tensor symmetric observer=minmax numerics=reference scale=bf16",
+        [](int64_t m, quern::v1::TensorView& view) { Encoded(m, view, kFp8Block); }, false, 2}},
+      {"stack-interleaved",
+       {"plain16 tensor symmetric observer=minmax numerics=reference scale=bf16",
+        [](int64_t m, quern::v1::TensorView& view) { Encoded(m, view, kFp8Block); }, false, 4}},
       {"copy",
        {"plain16 tensor symmetric observer=minmax numerics=reference scale=bf16",
         [](int64_t m, quern::v1::TensorView& view) { Plain(m, view, kCols * 2, 2); }}},
@@ -140,6 +148,16 @@ quern::v1::TaskSpec Task(const std::string& source, const Kind& kind) {
       output.set_offset(offset);
       output.set_size(size);
       offset += size;
+      if (kind.stack_step == 0) continue;
+      output.set_name("stack");
+      output.set_dtype("BF16");
+      output.set_offset(4096);
+      output.set_size(kSourceBytes);
+      quern::v1::StackPlace& place = *unit.mutable_place();
+      place.set_offset(static_cast<uint64_t>(module / 2 * 2) * kModuleBytes +
+                       static_cast<uint64_t>(module % 2 * (kind.stack_step == 2 ? kRows * 2 : 2)));
+      place.set_row_stride(kind.stack_step);
+      place.set_col_stride(kRows * 4);
     }
   }
   work.set_file_size(offset);
@@ -176,7 +194,7 @@ int Run(int argc, char** argv) {
     if (!result.ok()) return give_up(result.status());
     const quern::v1::StageTimes& times = result->times();
     const double weights = static_cast<double>(kSourceBytes) / 1e9;
-    std::printf("%-12s %6.2f s, %5.2f GB/s of weights, compute %5.2f s (%5.2f GB/s a thread), read %.2f GB, wrote %.2f GB, hash %.2f s\n",
+    std::printf("%-17s %6.2f s, %5.2f GB/s of weights, compute %5.2f s (%5.2f GB/s a thread), read %.2f GB, wrote %.2f GB, hash %.2f s\n",
                 name.c_str(), times.wall_seconds(), weights / times.wall_seconds(), times.compute_seconds(),
                 weights / times.compute_seconds(), static_cast<double>(result->bytes_read()) / 1e9,
                 static_cast<double>(result->bytes_written()) / 1e9, times.hash_seconds());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "quant/block_sample.h"
 #include "quant/kernels/float_tile.h"
 #include "quant/kernels/integer_tile.h"
 #include "quant/scheme.h"
@@ -98,38 +99,53 @@ void RegisterSearch(const std::string& name, int bits, int64_t group, bool symme
   }
 }
 
-// NVFP4: the scales of blocks, and (with `global`) what the global scale is chosen by.
-void RegisterNvfp4(const std::string& name, scalar::SearchNorm norm, bool global) {
+FloatTile Nvfp4Tile(const TestWeight& weight) {
+  FloatTile tile;
+  tile.format.bits = 4;
+  tile.format.scaling = scalar::FloatScaling::kNvfp4;
+  tile.set_scale = 2688;
+  tile.rows = weight.shape.rows;
+  tile.columns = weight.shape.cols;
+  tile.group = 16;
+  tile.elements = reinterpret_cast<const unsigned char*>(weight.bytes.data());
+  tile.element_stride = weight.shape.cols * 2;
+  return tile;
+}
+
+// The scales of the blocks of NVFP4.
+void RegisterNvfp4(const std::string& name, scalar::SearchNorm norm) {
   for (const bool scalar : {true, false}) {
     benchmark::RegisterBenchmark(absl::StrCat("search/", name, "/", scalar ? "scalar" : KernelTarget()).c_str(),
                                  [=](benchmark::State& state) {
                                    const TestWeight weight = RandomWeight(DType::kBF16, {kRows, kColumns}, 1, /*unusual=*/false);
                                    std::vector<unsigned char> scales(kRows * kColumns / 16);
-                                   FloatTile tile;
-                                   tile.format.bits = 4;
-                                   tile.format.scaling = scalar::FloatScaling::kNvfp4;
-                                   tile.set_scale = 2688;
-                                   tile.rows = kRows;
-                                   tile.columns = kColumns;
-                                   tile.group = 16;
-                                   tile.elements = reinterpret_cast<const unsigned char*>(weight.bytes.data());
-                                   tile.element_stride = kColumns * 2;
+                                   FloatTile tile = Nvfp4Tile(weight);
                                    tile.scales = scales.data();
                                    tile.scale_stride = kColumns / 16;
                                    scalar::RangeSearch search;
                                    search.norm = norm;
-                                   scalar::GlobalScaleSums sums;
                                    for (auto _ : state) {
-                                     if (global) {
-                                       scalar ? ObserveGlobalScaleScalar(tile, sums) : ObserveGlobalScale(tile, sums);
-                                     } else {
-                                       scalar ? SearchFloatScalesScalar(tile, search) : SearchFloatScales(tile, search);
-                                     }
+                                     scalar ? SearchFloatScalesScalar(tile, search) : SearchFloatScales(tile, search);
                                      benchmark::ClobberMemory();
                                    }
                                    Report(state);
                                  });
   }
+}
+
+// The choice of NVFP4's global scale for gate and up of an expert, 768 x 2048 each: the pass over the weights, and the search.
+void RegisterGlobalScale() {
+  benchmark::RegisterBenchmark(absl::StrCat("global_scale/bf16_nvfp4_mse/", KernelTarget()).c_str(), [](benchmark::State& state) {
+    const TestWeight weight = RandomWeight(DType::kBF16, {2 * 768, 2048}, 1, /*unusual=*/false);
+    const FloatTile tile = Nvfp4Tile(weight);
+    for (auto _ : state) {
+      BlockSample sample;
+      float amax = 0;
+      sample.Observe(tile, 0, 0, &amax);
+      benchmark::DoNotOptimize(sample.BestGlobalScale(tile.format, amax));
+    }
+    state.SetItemsProcessed(state.iterations() * weight.shape.rows * weight.shape.cols);
+  });
 }
 
 void Register(const std::string& name, DType dtype, ElementType element, int bits, int64_t group, bool symmetric, bool precise = false) {
@@ -241,9 +257,9 @@ int main(int argc, char** argv) {
   RegisterSearch("bf16_int4_g32_asym_mse", 4, 32, false, false);
   RegisterSearch("bf16_int8_channel_sym_mse", 8, 0, true, false);
   RegisterSearch("bf16_int4_g32_asym_importance", 4, 32, false, true);
-  RegisterNvfp4("bf16_nvfp4_mse", scalar::SearchNorm::kPower24, false);
-  RegisterNvfp4("bf16_nvfp4_mse_global", scalar::SearchNorm::kPower24, true);
-  RegisterNvfp4("bf16_nvfp4_sweep", scalar::SearchNorm::kSquare, false);
+  RegisterNvfp4("bf16_nvfp4_mse", scalar::SearchNorm::kPower24);
+  RegisterNvfp4("bf16_nvfp4_sweep", scalar::SearchNorm::kSquare);
+  RegisterGlobalScale();
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;

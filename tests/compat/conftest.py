@@ -8,18 +8,19 @@ import safetensors.torch
 import torch
 
 import checkpoints
+import families
 import oracle
 import parity_table
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """A session that ran all of test_formats.py with success has found the whole table."""
-    arguments = [Path(a) for a in session.config.args]
-    everything = len(arguments) == 1 and (arguments[0].is_dir() or arguments[0].name == "test_formats.py") and not session.config.option.keyword
-    if exitstatus != 0 or not everything or session.config.option.collectonly:
+    """A session that ran all tests of a file with success has found the whole table of that file."""
+    option = session.config.option
+    if exitstatus != 0 or option.collectonly or option.keyword or any("::" in str(a) for a in session.config.args):
         return
-    fault = parity_table.check_or_write()
-    if fault is not None:
+    ran = {item.path.name for item in session.items}
+    faults = [parity_table.check_or_write(table) for table in parity_table.TABLES if table.test_file in ran]
+    for fault in filter(None, faults):
         print(f"\n{fault}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -54,6 +55,20 @@ def checkpoint(tmp_path_factory):
             made[name] = tmp_path_factory.mktemp(name)
             checkpoints.make(name, made[name])
         return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def family_checkpoint(tmp_path_factory):
+    """Directory of a tiny model of a family, made once."""
+    made = {}
+
+    def get(family, dtype="BF16"):
+        if (family, dtype) not in made:
+            made[family, dtype] = tmp_path_factory.mktemp(f"{family}-{dtype}")
+            families.make(family, made[family, dtype], {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype])
+        return made[family, dtype]
 
     return get
 

@@ -60,7 +60,22 @@ _ROUTERS = re.compile(r"(\.gate|\.gate\.wg|\.router|\.router\.proj|\.router\.lay
 def make(family, directory, dtype=torch.bfloat16):
     torch.manual_seed(list(FAMILIES).index(family))
     config = type(transformers.AutoConfig.for_model(family))(**{**_COMMON, **FAMILIES[family]})
-    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
+    _save(transformers.AutoModelForCausalLM.from_config(config).to(dtype), directory)
+
+
+def make_qwen3_vl_moe(directory):
+    """A text model with stacks inside of one with vision."""
+    torch.manual_seed(len(FAMILIES))
+    text = dict(_COMMON, **_MOE, vocab_size=640, head_dim=64, decoder_sparse_step=1)
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10000.0}
+    vision = dict(depth=1, hidden_size=64, intermediate_size=64, num_heads=2, out_hidden_size=256, deepstack_visual_indexes=[0],
+                  num_position_embeddings=16)
+    config = type(transformers.AutoConfig.for_model("qwen3_vl_moe"))(
+        text_config=text, vision_config=vision, image_token_id=600, video_token_id=601, vision_start_token_id=602, vision_end_token_id=603)
+    _save(transformers.AutoModelForImageTextToText.from_config(config).to(torch.bfloat16), directory)
+
+
+def _save(model, directory):
     with torch.no_grad():  # initial weights are alike in all channels: make them differ, as trained ones do
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
@@ -72,8 +87,8 @@ def _halves(rows):
     return rows[: rows.shape[0] // 2], rows[rows.shape[0] // 2:]
 
 
-def _split_stacks(family, name, stack):
-    """Yields (module, weight [out, in]) of a tensor that holds all experts of a layer, as the model's own forward pass uses it."""
+def stack_views(family, name, stack):
+    """Yields (module, weight [out, in]) of a tensor that holds all experts of a layer, as the model's own forward pass uses it: views."""
     for expert, slab in enumerate(stack):
         base, _, leaf = name.rpartition(".")
         if family in ("gpt_oss", "llama4_text"):  # x @ slab: stored transposed
@@ -85,10 +100,10 @@ def _split_stacks(family, name, stack):
             module = f"{base}.{expert}."
         if leaf in ("gate_up_proj", "input_linear"):
             gate, up = (slab[0::2], slab[1::2]) if family == "gpt_oss" else _halves(slab)
-            yield module + "gate_proj", gate.contiguous()
-            yield module + "up_proj", up.contiguous()
+            yield module + "gate_proj", gate
+            yield module + "up_proj", up
         else:
-            yield module + "down_proj", slab.contiguous()
+            yield module + "down_proj", slab
 
 
 def is_stack(name, shape):
@@ -102,7 +117,7 @@ def linear_weights(family, directory):
         module, _, parameter = name.rpartition(".")
         shape = entry[1]
         if is_stack(name, shape):
-            weights.update(_split_stacks(family, name, oracle.as_tensor(entry)))
+            weights.update((m, w.contiguous()) for m, w in stack_views(family, name, oracle.as_tensor(entry)))
         elif parameter == "weight" and len(shape) == 2 and not _ROUTERS.search(module):
             if not re.search(r"norm$|embed|lm_head", module):
                 weights[module] = oracle.as_tensor(entry)

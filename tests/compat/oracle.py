@@ -5,13 +5,15 @@ import re
 import torch
 from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+from compressed_tensors.compressors import compress_module
 from llmcompressor import model_free_ptq
+from llmcompressor.entrypoints.model_free.lifecycle import calibrate_weight, initialize_quantized_linear
 from loguru import logger
 
 logger.remove()
 
 # What Quern never quantizes unless it is named: llm-compressor has to be told.
-IGNORE = ["lm_head", r"re:.*embed_tokens$", r"re:.*\.gate$", r"re:.*shared_expert_gate$"]
+IGNORE = ["lm_head", r"re:.*embed_tokens$", r"re:.*\.gate$", r"re:.*shared_expert_gate$", r"re:.*\.router$"]
 TARGETS = {"Linear": ["Linear"], "routed_experts": [r"re:.*\.experts\.\d+\.\w+$"]}
 
 
@@ -25,13 +27,35 @@ def scheme_for(name, group, targets):
     return scheme
 
 
-def quantize(source, out, name, group, targets):
-    """Returns the error that model_free_ptq raised, or None."""
+def _model_free_ptq(source, out, scheme):
+    """Returns the error that it raised, or None."""
     try:
-        model_free_ptq(str(source), str(out), scheme=scheme_for(name, group, targets), ignore=IGNORE, max_workers=2, device="cpu")
+        model_free_ptq(str(source), str(out), scheme=scheme, ignore=IGNORE, max_workers=2, device="cpu")
     except Exception as error:  # whatever it raises is its refusal
         return error
     return None
+
+
+def quantize(source, out, name, group, targets):
+    """Returns the error that model_free_ptq raised, or None."""
+    return _model_free_ptq(source, out, scheme_for(name, group, targets))
+
+
+def quantize_preset(source, out, name):
+    """The same for all linear weights, with a preset as it is."""
+    scheme = preset_name_to_scheme(name, ["Linear"])
+    scheme.weights.observer = "memoryless_minmax"
+    return _model_free_ptq(source, out, scheme)
+
+
+def compress_weight(weight, name):
+    """Tensors by suffix: what model_free_ptq does with one weight under a preset."""
+    scheme = preset_name_to_scheme(name, ["Linear"])
+    scheme.weights.observer = "memoryless_minmax"
+    module = initialize_quantized_linear(weight, scheme, "cpu")
+    calibrate_weight(module)
+    compress_module(module)
+    return module.state_dict()
 
 
 def targeted(tensors, targets):

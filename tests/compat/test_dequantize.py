@@ -13,22 +13,32 @@ import transformers
 import checkpoints
 import families
 import oracle
-from test_formats import GROUPED, MODELOPT, SCHEMES, family_checkpoint, run  # noqa: F401 (a fixture)
+import stacked
+from test_formats import GROUPED, MODELOPT, SCHEMES, run
+
+
+# Families that transformers loads with all experts of a layer in one tensor, and in no other form.
+STACKED = ("llama4_text", "gpt_oss", "granitemoe", "gemma4_text", "qwen3_vl_moe")
 
 
 def logits(directory):
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    vision = "vision_config" in json.loads((Path(directory) / "config.json").read_text())
+    loader = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
+    model = loader.from_pretrained(directory, dtype=torch.bfloat16).eval()
     ids = torch.randint(0, 512, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return model(ids).logits
 
 
-def plain_with(source, values, directory):
+def plain_with(family, source, values, directory):
     """The source with the weights of `values` in place of its own."""
     tensors = {name: oracle.as_tensor(entry) for name, entry in checkpoints.contents(source).items()}
+    weights = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items() if name.endswith(".weight")}
+    for name, tensor in tensors.items():
+        if families.is_stack(name, tensor.shape):
+            weights.update(families.stack_views(family, name, tensor))
     for module, value in values.items():
-        assert module + ".weight" in tensors
-        tensors[module + ".weight"] = value.to(tensors[module + ".weight"].dtype)
+        weights[module].copy_(value)
     safetensors.torch.save_file(tensors, Path(directory) / "model.safetensors", metadata={"format": "pt"})
     shutil.copy(Path(source) / "config.json", directory)
     return directory
@@ -50,13 +60,63 @@ def test_values_and_logits_are_those_of_compressed_tensors(quern, family_checkpo
     for module, value in values.items():
         assert torch.equal(oracle.as_tensor(plain[module + ".weight"]), value), module
     with tempfile.TemporaryDirectory() as directory:
-        assert torch.equal(logits(tmp_path / "plain"), logits(plain_with(source, values, directory)))
+        assert torch.equal(logits(tmp_path / "plain"), logits(plain_with(family, source, values, directory)))
+
+
+@pytest.fixture(scope="session")
+def stacked_checkpoint(family_checkpoint, tmp_path_factory):
+    made = {}
+
+    def get(family):
+        if family != "qwen3_vl_moe":
+            return family_checkpoint(family)
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            families.make_qwen3_vl_moe(made[family])
+        return made[family]
+
+    return get
+
+
+def _holds(plain, source, family, values):
+    """The checkpoint has the tensors of the source with these weights, and what transformers makes of both is the same."""
+    contents = checkpoints.contents(plain)
+    assert {n: (e[0], sorted(e[1])) for n, e in contents.items()} == {n: (e[0], sorted(e[1])) for n, e in checkpoints.contents(source).items()}
+    with tempfile.TemporaryDirectory() as directory:
+        assert torch.equal(logits(plain), logits(plain_with(family, source, values, directory)))
+
+
+@pytest.mark.parametrize("family", STACKED)
+@pytest.mark.parametrize("scheme", ("W4A16_ASYM", "FP8_DYNAMIC", "NVFP4A16"))
+def test_experts_become_the_stacks_that_transformers_loads(quern, stacked_checkpoint, quantization_config, tmp_path, scheme, family):
+    source = stacked_checkpoint(family)
+    run(quern, source, tmp_path / "out", scheme)
+    process = quern("dequantize", tmp_path / "out", "-o", tmp_path / "plain", "--max-shard-size", "1MiB")
+    assert process.returncode == 0, process.stderr
+    stored, config = checkpoints.contents(tmp_path / "out"), quantization_config(tmp_path / "out")
+    weights = families.linear_weights(family, source)
+    assert any(families.is_routed(module) for module in weights)
+    _holds(tmp_path / "plain", source, family, {m: oracle.decompress(stored, config, m).to(torch.bfloat16) for m in weights})
+    for against in ((), ("--against", tmp_path / "out")):
+        verified = quern("verify", tmp_path / "plain", *against)
+        assert verified.returncode == 0, verified.stderr + verified.stdout
+
+
+def test_published_gpt_oss_becomes_what_transformers_loads(quern, family_checkpoint, tmp_path):
+    """From MXFP4 blocks in stacks to the stacks of plain values."""
+    source = family_checkpoint("gpt_oss")
+    expected = stacked.mxfp4_gpt_oss(source, tmp_path / "blocks")
+    process = quern("dequantize", tmp_path / "blocks", "-o", tmp_path / "plain")
+    assert process.returncode == 0, process.stderr
+    _holds(tmp_path / "plain", source, "gpt_oss", expected)
+    verified = quern("verify", tmp_path / "plain", "--against", tmp_path / "blocks")
+    assert verified.returncode == 0, verified.stderr + verified.stdout
 
 
 def _modelopt_values(scheme, tensors):
     """ModelOpt's own formulas."""
     if scheme == "FP8_DYNAMIC":
-        return (tensors["weight"].float() * tensors["weight_scale"][:, None]).to(torch.bfloat16)
+        return tensors["weight"].to(torch.bfloat16) * tensors["weight_scale"].to(torch.bfloat16)[:, None]
     e2m1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     codes = torch.stack([tensors["weight"] & 15, tensors["weight"] >> 4], -1).flatten(1).long()
     scale = tensors["weight_scale"].float() * tensors["weight_scale_2"]

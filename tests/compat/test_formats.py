@@ -29,7 +29,6 @@ MODELOPT = {
     "NVFP4A16": reference.modelopt_nvfp4,
     "FP8_DYNAMIC": lambda w, amax: reference.modelopt_fp8(w, per_channel=True),
 }
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 def _int_quantized(weight):
@@ -37,8 +36,8 @@ def _int_quantized(weight):
     return {"weight": codes.to(torch.int8), "weight_scale": scale}
 
 
-def _bytes(tensor):
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+def as_bytes(tensor):
+    return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
 
 
 def compare(weights, expected, output):
@@ -54,29 +53,20 @@ def compare(weights, expected, output):
         assert sorted(s for s in found if s != "bias") == sorted(tensors), module
         for suffix, tensor in tensors.items():
             assert tuple(found[suffix][1]) == tuple(tensor.shape), f"{module}.{suffix}"
-            assert found[suffix][2] == _bytes(tensor), f"{module}.{suffix}: bytes differ from the definition"
+            assert found[suffix][2] == as_bytes(tensor), f"{module}.{suffix}: bytes differ from the definition"
     return len(weights)
 
 
-def run(quern, source, out, scheme, *options):
+def quantize(quern, source, out, scheme, *options):
     group = ("--group-size", "32") if scheme in GROUPED else ()
     process = quern("quantize", source, "-o", out, "--scheme", scheme, *group, "--targets", "Linear", "--max-shard-size", "1MiB", *options)
     assert process.returncode == 0, process.stderr
+
+
+def run(quern, source, out, scheme, *options):
+    quantize(quern, source, out, scheme, *options)
     verified = quern("verify", out, "--against", source)
     assert verified.returncode == 0, verified.stderr + verified.stdout
-
-
-@pytest.fixture(scope="session")
-def family_checkpoint(tmp_path_factory):
-    made = {}
-
-    def get(family, dtype="BF16"):
-        if (family, dtype) not in made:
-            made[family, dtype] = tmp_path_factory.mktemp(f"{family}-{dtype}")
-            families.make(family, made[family, dtype], DTYPES[dtype])
-        return made[family, dtype]
-
-    return get
 
 
 # All schemes on two families, three on each of the others; all dtypes on one.
@@ -91,7 +81,7 @@ def test_bytes_equal_the_definition(quern, family_checkpoint, tmp_path, scheme, 
     source = family_checkpoint(family, dtype)
     weights = families.linear_weights(family, source)
     run(quern, source, tmp_path / "out", scheme)
-    with parity_table.row(scheme, dtype, family):
+    with parity_table.DEFINITIONS.row(scheme, dtype, family):
         assert compare(weights, SCHEMES[scheme], tmp_path / "out") > 0
     others = {n: e for n, e in checkpoints.contents(source).items()
               if n.removesuffix(".weight") not in weights and not families.is_stack(n, e[1])}
@@ -106,7 +96,7 @@ def test_modelopt_export_equals_the_definition(quern, family_checkpoint, tmp_pat
     source = family_checkpoint(family)
     weights = families.linear_weights(family, source)
     run(quern, source, tmp_path / "out", scheme, "--export", "modelopt")
-    with parity_table.row(f"{scheme} --export modelopt", "BF16", family):
+    with parity_table.DEFINITIONS.row(f"{scheme} --export modelopt", "BF16", family):
         compare(weights, MODELOPT[scheme], tmp_path / "out")
 
 
@@ -123,7 +113,7 @@ def test_trained_checkpoints(quern, checkpoint, quantization_config, tmp_path, s
     targets = "Linear" if len(weights) == len(families.linear_weights("laguna", source)) else "routed_experts"
     process = quern("quantize", source, "-o", out, "--scheme", scheme, *group, "--targets", targets)
     assert process.returncode == 0, process.stderr
-    with parity_table.row(scheme, "BF16", model):
+    with parity_table.DEFINITIONS.row(scheme, "BF16", model):
         compare(weights, SCHEMES[scheme], out)
     stored, config = checkpoints.contents(out), quantization_config(out)
     errors = {m["module"]: m["error"] for m in json.loads((out / "quern_manifest.json").read_text())["modules"]}

@@ -6,7 +6,7 @@ import torch
 import checkpoints
 import oracle
 import stacked
-from test_formats import SCHEMES, compare, family_checkpoint  # noqa: F401 (a fixture)
+from test_formats import SCHEMES, compare
 
 
 @pytest.mark.parametrize("scheme", ("W4A16_ASYM", "NVFP4A16"))

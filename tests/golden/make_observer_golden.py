@@ -6,9 +6,11 @@ scales, compressed-tensors quantizes and dequantizes with them, and the error of
 |y - x|^2.4, or of |y - x|^3 times the importance of the column over the mean importance.
 
 Names: "importance.<shape>" F32 [columns]; "<dtype>.<shape>.w<bits>.<sym|asym>.<32|128|channel>.<mse|importance>" F64 [rows, groups];
-"<dtype>.<shape>.fp8.<mse|importance>" F64 [rows, 1]. Of NVFP4, whose global scale moves with what `nvfp4_expanded_mse` and `imatrix_mse` choose:
+"<dtype>.<shape>.fp8.<mse|importance>" F64 [rows, 1]; "<dtype>.block.fp8_block.mse" F64 [row blocks, column blocks]. Of NVFP4, whose global scale moves
+with what `nvfp4_expanded_mse` and `imatrix_mse` choose:
 "<dtype>.<shape>.nvfp4.<mse|importance>" F32 [rows, groups], the largest magnitude chosen for each block, and ".total" F64 [1], the error that is left
-in all with the global scale that follows. "<dtype>.<normal|rows|equal>.weight" are more weights for it.
+in all with the global scale that follows. "<dtype>.<normal|rows|equal>.weight" are more weights for it. Each row of "<dtype>.tiny<16|64|256>.weight" is a
+tensor of its own: "<dtype>.tiny<..>.totals" F64 [rows] is what `nvfp4_expanded_mse` leaves of it.
 """
 
 import pathlib
@@ -42,6 +44,20 @@ def more_weights():
         "rows": torch.randn(24, 128, generator=generator) * torch.exp(torch.randn(24, 1, generator=generator)),
         "equal": equal.reshape(8, 256),
     }
+
+
+def block_weight():
+    generator = torch.Generator().manual_seed(8)
+    weight = torch.randn(256, 128, generator=generator) * torch.exp(torch.randn(256, 1, generator=generator))
+    weight[200, 100] = 90  # an outlier
+    return weight
+
+
+def tiny_tensors(columns):
+    generator = torch.Generator().manual_seed(columns)
+    normal = torch.randn(24, columns, generator=generator) * torch.exp(torch.randn(24, 1, generator=generator) * 3)
+    heavy = torch.randn(24, columns, generator=generator) ** 3
+    return torch.cat([normal, heavy])
 
 
 def observe(weight, observer_name, importance, args):
@@ -97,6 +113,21 @@ def main():
             for short, name in (("mse", "memoryless_mse"), ("importance", "imatrix_mse")):
                 args = fp8.model_copy(update={"observer": name})
                 _, golden[f"{dtype}.{shape}.fp8.{short}"] = observe(weight, name, importance if short == "importance" else None, args)
+        for columns in (16, 64, 256):
+            tiny = tiny_tensors(columns).to(torch_dtype)
+            golden[f"{dtype}.tiny{columns}.weight"] = tiny
+            args = nvfp4.model_copy(update={"observer": "nvfp4_expanded_mse"})
+            totals = [observe(tiny[row : row + 1], "nvfp4_expanded_mse", None, args)[1].sum() for row in range(len(tiny))]
+            golden[f"{dtype}.tiny{columns}.totals"] = torch.stack(totals)
+        fp8_block = preset_name_to_scheme("FP8_BLOCK", ["Linear"]).weights.model_copy(update={"observer": "memoryless_mse"})
+        weight = block_weight().to(torch_dtype)
+        golden[f"{dtype}.block.weight"] = weight
+        observer = Observer.load_from_registry("memoryless_mse", base_name="weight", args=fp8_block)
+        observer(weight)
+        parameters = observer.get_qparams()
+        decoded = fake_quantize(weight, parameters["scale"], parameters["zero_point"], fp8_block)
+        error = (decoded.double() - weight.double()).abs() ** 2.4
+        golden[f"{dtype}.block.fp8_block.mse"] = error.reshape(2, 128, 1, 128).sum((1, 3))
     save_file({k: v.contiguous() for k, v in golden.items()}, here / "observers.safetensors")
 
 

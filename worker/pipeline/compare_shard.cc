@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -56,6 +57,10 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
     comparer->layout_ = ModuleLayout::For(unit, comparer->reader_->dtype(), comparer->reader_->shape());
     QUERN_RETURN_IF_ERROR(comparer->layout_.status());
     const ModuleLayout& layout = *comparer->layout_;
+    if (layout.strided()) {
+      QUERN_ASSIGN_OR_RETURN(comparer->stored_, WeightReader::For(StoredView(unit, layout), absl::MakeConstSpan(file, 1)));
+      return comparer;
+    }
     if (layout.begin() > file->size || layout.size() > file->size - layout.begin()) {
       return absl::InvalidArgumentError(absl::StrCat("module ", unit.module(), " leads out of ", file->path));
     }
@@ -64,6 +69,7 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
 
   // By the task's thread.
   absl::Status Start() {
+    if (stored_ != nullptr) return StartStrided();
     const quant::Scheme& scheme = layout_->scheme();
     const quant::Shape2D shape = reader_->shape();
     for (const RegionPlace& place : layout_->regions()) {
@@ -120,6 +126,68 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
       : context_(*context), sets_(*sets), file_(file), unit_(unit) {}
 
   uint64_t DecodedBytes(int64_t rows, int64_t cols) const { return static_cast<uint64_t>(rows * cols * reader_->element_size()); }
+
+  // Where the plain values stand in their stack.
+  static quern::v1::TensorView StoredView(const quern::v1::QuantizeUnit& unit, const ModuleLayout& layout) {
+    quern::v1::TensorView view;
+    view.set_tensor(unit.outputs(0).name());
+    view.set_dtype(unit.outputs(0).dtype());
+    view.set_offset(layout.begin());
+    view.set_rows(unit.weight().rows());
+    view.set_cols(unit.weight().cols());
+    view.set_row_stride(unit.place().row_stride());
+    view.set_col_stride(unit.place().col_stride());
+    return view;
+  }
+
+  // Plain values that lie spread in a stack are gathered, and the source is read beside them.
+  absl::Status StartStrided() {
+    const quant::Scheme& scheme = layout_->scheme();
+    if (reader_->needs_gather()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(reader_->What(), ": its columns are not contiguous, so that it cannot be compared with a stack"));
+    }
+    QUERN_RETURN_IF_ERROR(reader_->Prepare(context_));
+    std::vector<std::shared_ptr<Gate>> awaits;
+    if (reader_->ready() != nullptr) awaits.push_back(reader_->ready());
+    WeightFeed feed(&context_, stored_, nullptr, std::move(awaits));
+    QUERN_ASSIGN_OR_RETURN(Tiling::Request request, feed.StartRequest(std::lcm(scheme.RowMultiple(), reader_->RowMultiple()),
+                                                                      std::lcm(scheme.ColumnMultiple(), reader_->ColumnMultiple())));
+    request.bytes = [this, &feed](int64_t rows, int64_t cols) {
+      return feed.TileBytes(rows, cols) + reader_->TileBytes(rows, cols) + DecodedBytes(rows, cols);
+    };
+    QUERN_ASSIGN_OR_RETURN(const Tiling tiling, Tiling::For(request));
+    part_rows_ = CacheRows(reader_->row_bytes(), tiling.block_rows);
+    std::shared_ptr<Strand> strand;
+    std::shared_ptr<Row> row;
+    return feed.ForEachTile(tiling, [&](const TileRange& range) {
+      if (tiling.segments && range.col_begin == 0) {
+        strand = std::make_shared<Strand>();
+        row = std::make_shared<Row>();
+      }
+      const auto source = std::make_shared<PlannedTile>(reader_->Plan(range));
+      WeightFeed::Work work;
+      work.reads = source->reads();
+      work.extra = source->size() + DecodedBytes(range.rows(), range.cols());
+      work.strand = strand;
+      work.compute = [self = shared_from_this(), range, source, row](const std::shared_ptr<const SourceTile>& stored, std::byte* extra,
+                                                                     Step::Done done) {
+        source->Arrange(extra);
+        const absl::StatusOr<quant::Tile> values = stored->Rows(range.row_begin, range.row_end);
+        if (!values.ok()) {
+          done(values.status());
+          return;
+        }
+        const quant::RegionBuffer region{const_cast<std::byte*>(values->data), range.row_begin,
+                                         range.col_begin * self->stored_->element_size(), values->row_stride};
+        const auto rows = [&](int64_t begin, int64_t end) { return source->Rows(begin, end); };
+        std::byte* const decoded = extra + source->size();
+        done(row == nullptr ? self->CompareBand(range, rows, {&region, 1}, decoded)
+                            : self->CompareSegment(range, rows, {&region, 1}, decoded, *row));
+      };
+      return feed.Start(range, std::move(work));
+    });
+  }
 
   absl::Status StartConstant(const RegionPlace& place) {
     auto step = std::make_unique<Step>();
@@ -229,8 +297,9 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
           regions[i].row_stride = static_cast<int64_t>(place.size());
         }
       }
-      done(row == nullptr ? self->CompareBand(range, *tile, regions, extra + decoded)
-                          : self->CompareSegment(range, *tile, regions, extra + decoded, *row));
+      const auto rows = [&](int64_t begin, int64_t end) { return tile->Rows(begin, end); };
+      done(row == nullptr ? self->CompareBand(range, rows, regions, extra + decoded)
+                          : self->CompareSegment(range, rows, regions, extra + decoded, *row));
     };
     return feed.Start(range, std::move(work));
   }
@@ -245,11 +314,12 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
     return absl::OkStatus();
   }
 
-  absl::Status CompareBand(const TileRange& range, const SourceTile& source, absl::Span<const quant::RegionBuffer> regions,
-                           std::byte* decoded) {
+  // `source` gives rows of the tile.
+  template <class Rows>
+  absl::Status CompareBand(const TileRange& range, const Rows& source, absl::Span<const quant::RegionBuffer> regions, std::byte* decoded) {
     std::vector<RowResult> results(range.rows());
     for (int64_t begin = range.row_begin; begin < range.row_end; begin += part_rows_) {
-      QUERN_ASSIGN_OR_RETURN(const quant::Tile tile, source.Rows(begin, std::min(begin + part_rows_, range.row_end)));
+      QUERN_ASSIGN_OR_RETURN(const quant::Tile tile, source(begin, std::min(begin + part_rows_, range.row_end)));
       const int64_t first = begin - range.row_begin;
       std::vector<quant::RowError> errors(tile.rows());
       QUERN_RETURN_IF_ERROR(Compare(tile, regions, decoded, absl::MakeSpan(errors)));
@@ -262,9 +332,10 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
     return absl::OkStatus();
   }
 
-  absl::Status CompareSegment(const TileRange& range, const SourceTile& source, absl::Span<const quant::RegionBuffer> regions,
-                              std::byte* decoded, Row& row) {
-    QUERN_ASSIGN_OR_RETURN(const quant::Tile tile, source.Rows(range.row_begin, range.row_end));
+  template <class Rows>
+  absl::Status CompareSegment(const TileRange& range, const Rows& source, absl::Span<const quant::RegionBuffer> regions, std::byte* decoded,
+                              Row& row) {
+    QUERN_ASSIGN_OR_RETURN(const quant::Tile tile, source(range.row_begin, range.row_end));
     row.digest.Update(tile.data, static_cast<size_t>(range.cols() * reader_->element_size()));
     QUERN_RETURN_IF_ERROR(Compare(tile, regions, decoded, absl::MakeSpan(&row.error, 1)));
     if (range.col_end == shape().cols) {
@@ -281,6 +352,7 @@ class ModuleComparer : public std::enable_shared_from_this<ModuleComparer> {
   const SourceHandle* const file_;
   const quern::v1::QuantizeUnit& unit_;
   std::shared_ptr<WeightReader> reader_;
+  std::shared_ptr<WeightReader> stored_;  // the values of the file where they lie spread in a stack
   absl::StatusOr<ModuleLayout> layout_ = absl::InternalError("not made");
   std::shared_ptr<const LoadedInputs> inputs_;
   const std::shared_ptr<Gate> computed_ready_ = std::make_shared<Gate>();

@@ -22,6 +22,11 @@ absl::StatusOr<ModuleLayout> ModuleLayout::For(const quern::v1::QuantizeUnit& un
   if (static_cast<size_t>(unit.outputs_size()) != extents->size()) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": the plan has ", unit.outputs_size(), " tensors, the scheme ", extents->size()));
   }
+  if (unit.has_place()) {
+    if (extents->size() != 1) return absl::InvalidArgumentError(absl::StrCat(what, ": only plain values can go into a stack"));
+    QUERN_RETURN_IF_ERROR(Annotate(layout.AddPlaced(unit, std::move(extents->front())), what));
+    return layout;
+  }
   for (int i = 0; i < unit.outputs_size(); ++i) {
     const quern::v1::OutputTensor& output = unit.outputs(i);
     RegionPlace place(std::move((*extents)[static_cast<size_t>(i)]), output.offset());
@@ -36,10 +41,32 @@ absl::StatusOr<ModuleLayout> ModuleLayout::For(const quern::v1::QuantizeUnit& un
   return layout;
 }
 
+absl::Status ModuleLayout::AddPlaced(const quern::v1::QuantizeUnit& unit, RegionExtent extent) {
+  const quern::v1::OutputTensor& output = unit.outputs(0);
+  const quern::v1::StackPlace& place = unit.place();
+  const int bits = BitsPerElement(extent.region().dtype);
+  const int64_t element = bits / 8;
+  if (!extent.has_rows() || bits % 8 != 0 || output.dtype() != std::string(DTypeName(extent.region().dtype)) ||
+      extent.bytes_per_row() != shape_.cols * element || extent.size() != static_cast<uint64_t>(shape_.rows * extent.bytes_per_row())) {
+    return absl::InvalidArgumentError("only plain values can go into a stack");
+  }
+  if (place.row_stride() < element || place.col_stride() < element ||
+      __int128{place.offset()} + __int128{shape_.rows - 1} * place.row_stride() + __int128{shape_.cols - 1} * place.col_stride() + element >
+          output.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("its place leads out of the ", output.size(), " bytes of tensor ", output.name()));
+  }
+  strided_ = place.col_stride() != element || place.row_stride() != extent.bytes_per_row();
+  size_ = extent.size();
+  regions_.emplace_back(std::move(extent), output.offset() + place.offset());
+  return absl::OkStatus();
+}
+
 std::string ModuleLayout::WholeRows() const {
   const quant::SchemeSpec& spec = scheme_->spec();
-  if (spec.strategy != quant::Strategy::kChannel || spec.observer == quant::Observer::kMinMax) return "";
-  return "the search for a row's scale";
+  if (spec.observer == quant::Observer::kMinMax) return "";
+  if (spec.strategy == quant::Strategy::kChannel) return "the search for a row's scale";
+  if (spec.strategy == quant::Strategy::kBlock) return "the search for a block's scale";
+  return "";
 }
 
 absl::StatusOr<std::vector<std::string>> ModuleLayout::ComputedRegions(const quant::Statistics* statistics,

@@ -34,6 +34,9 @@ class ModuleLayout {
   const quant::Scheme& scheme() const { return *scheme_; }
   const std::vector<RegionPlace>& regions() const { return regions_; }
   quant::NonfinitePolicy nonfinite() const { return nonfinite_; }
+  // Plain values that do not stand row after row, but somehow in a tensor with others (StackPlace): the region's offset is that of element
+  // [0, 0] then, and says nothing of the others.
+  bool strided() const { return strided_; }
   uint64_t begin() const { return regions_.front().offset(); }
   uint64_t size() const { return size_; }  // of all regions, which follow each other
   bool has_computed() const { return has_computed_; }
@@ -44,6 +47,8 @@ class ModuleLayout {
   absl::StatusOr<std::vector<std::string>> ComputedRegions(const quant::Statistics* statistics, const quant::ModuleInputs& inputs) const;
 
  private:
+  absl::Status AddPlaced(const quern::v1::QuantizeUnit& unit, RegionExtent extent);
+
   const quant::Scheme* scheme_ = nullptr;
   DType dtype_ = DType::kBF16;
   quant::Shape2D shape_;
@@ -51,6 +56,7 @@ class ModuleLayout {
   std::vector<RegionPlace> regions_;
   uint64_t size_ = 0;
   bool has_computed_ = false;
+  bool strided_ = false;
 };
 
 }  // namespace quern::worker

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace quern::worker {
 namespace {
@@ -64,7 +65,38 @@ void RowOf(const std::byte* from, int64_t step, int64_t count, std::byte* out) {
   for (int64_t i = 0; i < count; ++i) memcpy(out + i * static_cast<int64_t>(sizeof(T)), from + i * step, sizeof(T));
 }
 
+// Blocks of lines of the input and of the output that stay in the cache together.
+template <class T>
+void Spread(const std::byte* from, int64_t from_stride, int64_t rows, int64_t cols, std::byte* out, int64_t out_stride, int64_t out_step) {
+  constexpr int64_t kSize = sizeof(T);
+  constexpr int64_t kBlockCols = kLineBytes / kSize;
+  for (int64_t row_begin = 0; row_begin < rows; row_begin += kBlockRows) {
+    const int64_t row_end = std::min(row_begin + kBlockRows, rows);
+    for (int64_t col_begin = 0; col_begin < cols; col_begin += kBlockCols) {
+      const int64_t col_end = std::min(col_begin + kBlockCols, cols);
+      for (int64_t col = col_begin; col < col_end; ++col) {
+        const std::byte* at = from + row_begin * from_stride + col * kSize;
+        std::byte* to = out + col * out_stride + row_begin * out_step;
+        for (int64_t row = row_begin; row < row_end; ++row, at += from_stride, to += out_step) memcpy(to, at, sizeof(T));
+      }
+    }
+  }
+}
+
 }  // namespace
+
+void CopyTransposed(const std::byte* from, int64_t from_stride, int64_t rows, int64_t cols, int element_size, std::byte* out,
+                    int64_t out_stride, int64_t out_step) {
+  if (out_step == element_size) {
+    std::vector<const std::byte*> columns(static_cast<size_t>(rows));
+    for (int64_t row = 0; row < rows; ++row) columns[static_cast<size_t>(row)] = from + row * from_stride;
+    CopyColumns(columns.data(), rows, cols, element_size, element_size, out, out_stride);
+  } else if (element_size == 2) {
+    Spread<uint16_t>(from, from_stride, rows, cols, out, out_stride, out_step);
+  } else {
+    Spread<uint32_t>(from, from_stride, rows, cols, out, out_stride, out_step);
+  }
+}
 
 void CopyColumns(const std::byte* const* columns, int64_t cols, int64_t rows, int64_t step, int element_size, std::byte* out,
                  int64_t out_stride) {

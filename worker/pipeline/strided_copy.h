@@ -15,6 +15,11 @@ void CopyColumns(const std::byte* const* columns, int64_t cols, int64_t rows, in
 // Writes the elements at from, from + step, ... to out, dense.
 void CopyRow(const std::byte* from, int64_t step, int64_t count, int element_size, std::byte* out);
 
+// The way back: writes element (r, c) of dense rows `from_stride` bytes apart to out + c * out_stride + r * out_step. element_size is 2 or
+// 4; addresses have any alignment.
+void CopyTransposed(const std::byte* from, int64_t from_stride, int64_t rows, int64_t cols, int element_size, std::byte* out,
+                    int64_t out_stride, int64_t out_step);
+
 }  // namespace quern::worker
 
 #endif  // QUERN_WORKER_PIPELINE_STRIDED_COPY_H_

@@ -61,6 +61,12 @@ bool Gathers(const quern::v1::TensorView& view, int64_t element_size) {
          (view.col_stride() != element_size || view.row_stride() / 2 / element_size > static_cast<int64_t>(view.cols()));
 }
 
+// Whether a weight goes into a stack otherwise than row by row.
+bool IsTurned(const quern::v1::QuantizeUnit& unit) {
+  const absl::StatusOr<DType> dtype = ParseDType(unit.outputs(0).dtype());
+  return dtype.ok() && BitsPerElement(*dtype) % 8 == 0 && unit.place().col_stride() != BytesPerElement(*dtype);
+}
+
 // Which parts of the pool the units of a task use. Units that are not valid need nothing: they are refused when their turn comes.
 class NeedsOfUnits {
  public:
@@ -69,6 +75,7 @@ class NeedsOfUnits {
     if (!dtype.ok()) return;
     for (const quern::v1::TensorView& view : unit.statistics_set()) needs_.slabs |= Gathers(view, BytesPerElement(*dtype));
     needs_.slabs |= Gathers(unit.weight(), BytesPerElement(*dtype));
+    if (unit.has_place() && unit.outputs_size() == 1) needs_.slabs |= IsTurned(unit);
     const quant::Scheme* const scheme = Find(unit.scheme());
     if (scheme == nullptr) return;
     const auto rows = static_cast<int64_t>(std::min<uint64_t>(unit.weight().rows(), INT64_MAX));

@@ -238,6 +238,46 @@ quern::v1::QuantizeUnit* ShardTask::Quantize(const std::string& module, const st
   return unit;
 }
 
+void ShardTask::Stack(const std::string& name, const std::string& scheme, const std::vector<TestSource>& weights, size_t parts,
+                      bool transposed, bool interleaved) {
+  const uint64_t begin = next_;
+  const uint64_t rows = weights.front().view.rows(), cols = weights.front().view.cols();
+  const size_t first_unit = static_cast<size_t>(spec_.write_shard().units_size());
+  std::vector<std::string> values;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    Quantize(absl::StrCat(name, ".", i), scheme, weights[i], {});
+    values.push_back(expected_.substr(begin));
+    expected_.resize(begin);
+  }
+  const uint64_t element = values.front().size() / (rows * cols);
+  std::string bytes(values.size() * rows * cols * element, '?');
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const uint64_t part = i % parts, slab = i / parts * parts * rows * cols;
+    const uint64_t row_stride = transposed ? (interleaved ? parts : 1) : cols, col_stride = transposed ? parts * rows : 1;
+    const uint64_t first = slab + (transposed ? part * (interleaved ? 1 : rows) : part * rows * cols);
+    quern::v1::QuantizeUnit* unit = spec_.mutable_write_shard()->mutable_units(static_cast<int>(first_unit + i))->mutable_quantize();
+    unit->mutable_place()->set_offset(first * element);
+    unit->mutable_place()->set_row_stride(static_cast<int64_t>(row_stride * element));
+    unit->mutable_place()->set_col_stride(static_cast<int64_t>(col_stride * element));
+    quern::v1::OutputTensor* output = unit->mutable_outputs(0);
+    output->set_name(name);
+    output->clear_shape();
+    for (const uint64_t dimension : {weights.size() / parts, transposed ? cols : parts * rows, transposed ? parts * rows : cols}) {
+      output->add_shape(dimension);
+    }
+    output->set_offset(begin);
+    output->set_size(bytes.size());
+    for (uint64_t row = 0; row < rows; ++row) {
+      for (uint64_t col = 0; col < cols; ++col) {
+        memcpy(bytes.data() + (first + row * row_stride + col * col_stride) * element, values[i].data() + (row * cols + col) * element,
+               element);
+      }
+    }
+  }
+  expected_ += bytes;
+  next_ = begin + bytes.size();
+}
+
 void ShardTask::Finish() {
   for (int i = 0; i < 2; ++i) {
     quern::v1::SourceFile* file = spec_.add_source_files();

@@ -58,6 +58,11 @@ class ShardTask {
   };
   quern::v1::QuantizeUnit* Quantize(const std::string& module, const std::string& scheme, const TestSource& weight, const Options& options);
 
+  // Weights as plain values in one tensor: expert after expert, `parts` of each together. `transposed`: [experts, cols, parts * rows],
+  // where the rows of parts alternate if they are `interleaved`; else [experts, parts * rows, cols].
+  void Stack(const std::string& name, const std::string& scheme, const std::vector<TestSource>& weights, size_t parts, bool transposed,
+             bool interleaved);
+
   // Writes the source files; the spec then carries their evidence.
   void Finish();
 

@@ -15,13 +15,6 @@ namespace {
 // Scales of a whole tensor: a handful of bytes. A plan that says more is wrong.
 constexpr uint64_t kMostComputedBytes = 256;
 
-// Reads of `rows` rows of `bytes` bytes each, `stride` apart: all at once, or one by one where the gaps are large.
-bool OneByOne(int64_t rows, int64_t bytes, int64_t stride) {
-  if (rows == 1) return false;
-  const uint64_t span = static_cast<uint64_t>((rows - 1) * stride + bytes);
-  return static_cast<uint64_t>(rows) * RoundUp(static_cast<uint64_t>(bytes) + kIoBlock - 1, kIoBlock) < span;
-}
-
 // Whether elements of a rows x cols array stand apart and within `limit` bytes of a file, where `small` is the stride of the axis that is
 // dense or nearly so.
 bool StandsApart(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride, int64_t element, uint64_t offset, uint64_t limit) {
@@ -38,7 +31,7 @@ bool StandsApart(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_str
 
 std::string WeightReader::What() const { return absl::StrCat("tensor ", tensor_, " of ", file_->path); }
 
-absl::StatusOr<std::shared_ptr<WeightReader>> WeightReader::For(const quern::v1::TensorView& view, const std::vector<SourceHandle>& files) {
+absl::StatusOr<std::shared_ptr<WeightReader>> WeightReader::For(const quern::v1::TensorView& view, absl::Span<const SourceHandle> files) {
   std::shared_ptr<WeightReader> reader(new WeightReader);
   const std::string what = absl::StrCat("tensor ", view.tensor());
   if (view.file() >= files.size()) return absl::InvalidArgumentError(absl::StrCat(what, ": the task has no source file ", view.file()));
@@ -90,7 +83,7 @@ absl::Status WeightReader::CheckPlain(const quern::v1::TensorView& view) {
   return absl::OkStatus();
 }
 
-absl::Status WeightReader::CheckEncoded(const quern::v1::TensorView& view, const std::vector<SourceHandle>& files) {
+absl::Status WeightReader::CheckEncoded(const quern::v1::TensorView& view, absl::Span<const SourceHandle> files) {
   QUERN_ASSIGN_OR_RETURN(const quant::SchemeSpec spec, quant::SchemeSpec::Parse(view.decode_scheme()));
   QUERN_ASSIGN_OR_RETURN(decode_, quant::Scheme::For(spec));
   if (view.rows() > INT64_MAX || view.cols() > INT64_MAX) {
@@ -201,7 +194,7 @@ PlannedTile WeightReader::Plan(const TileRange& range) const {
       tile.size_ += BufferFor(from, size);
       ++part.reads;
     };
-    if (OneByOne(rows.size(), bytes.size(), region.row_stride)) {
+    if (rows.size() > 1 && ReadOneByOne(bytes.size(), region.row_stride)) {
       for (int64_t row = 0; row < rows.size(); ++row) {
         add(offset + static_cast<uint64_t>(row * region.row_stride), static_cast<uint64_t>(bytes.size()));
       }
@@ -223,8 +216,7 @@ uint64_t WeightReader::TileBytes(int64_t rows, int64_t cols) const {
     // A row more than at the start of the weight, where tiles begin within a row of the region.
     const int64_t region_rows = region.extent.Rows(0, rows).size() + 1;
     const int64_t bytes = region.extent.Columns(0, cols).size();
-    size += kIoBlock;  // for the other way of reading, which a smaller tile may choose
-    if (OneByOne(region_rows, bytes, region.row_stride)) {
+    if (ReadOneByOne(bytes, region.row_stride)) {
       size += static_cast<uint64_t>(region_rows) * BufferFor(kIoBlock - 1, static_cast<uint64_t>(bytes));
     } else {
       size += BufferFor(kIoBlock - 1, static_cast<uint64_t>((region_rows - 1) * region.row_stride + bytes));

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/dtype.h"
 #include "quant/scheme.h"
 #include "quern/v1/plan.pb.h"
@@ -32,13 +33,20 @@ struct PlannedRead {
   uint64_t at = 0;
 };
 
+// Whether runs of so many bytes that begin `stride` bytes apart are better read one by one than with what lies between them. A read by
+// itself takes as long as moving tens of KiB.
+inline constexpr bool ReadOneByOne(int64_t bytes, int64_t stride) {
+  constexpr int64_t kReadCost = 32 * 1024;
+  return static_cast<int64_t>(BufferFor(kIoBlock - 1, static_cast<uint64_t>(bytes))) + kReadCost < stride;
+}
+
 class PlannedTile;
 
 // Immutable and thread-safe, but for Prepare. Shared by the steps that read the weight.
 class WeightReader : public std::enable_shared_from_this<WeightReader> {
  public:
-  // INVALID_ARGUMENT for a view that leads out of its files, overlaps itself or is of no known kind. `files` outlives the reader.
-  static absl::StatusOr<std::shared_ptr<WeightReader>> For(const quern::v1::TensorView& view, const std::vector<SourceHandle>& files);
+  // INVALID_ARGUMENT for a view that leads out of its files, overlaps itself or is of no known kind. `files` outlive the reader.
+  static absl::StatusOr<std::shared_ptr<WeightReader>> For(const quern::v1::TensorView& view, absl::Span<const SourceHandle> files);
 
   const std::string& tensor() const { return tensor_; }
   const std::string& path() const { return file_->path; }
@@ -87,7 +95,7 @@ class WeightReader : public std::enable_shared_from_this<WeightReader> {
 
   WeightReader() = default;
   absl::Status CheckPlain(const quern::v1::TensorView& view);
-  absl::Status CheckEncoded(const quern::v1::TensorView& view, const std::vector<SourceHandle>& files);
+  absl::Status CheckEncoded(const quern::v1::TensorView& view, absl::Span<const SourceHandle> files);
   uint64_t SpanBytes(int64_t rows, int64_t cols) const {
     return static_cast<uint64_t>((rows - 1) * row_stride_ + (cols - 1) * col_stride_ + element_size_);
   }

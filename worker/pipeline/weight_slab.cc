@@ -125,22 +125,18 @@ absl::Status WeightSlab::StartGathering(TaskContext& context, const std::shared_
   for (int64_t first = along.begin; first < along.end; first += most_along) {
     const Run part{first, std::min(first + most_along, along.end)};
     const int64_t run_bytes = (part.size() - 1) * along_stride + element;
+    const bool one_by_one = ReadOneByOne(run_bytes, across_stride);
     const int64_t apart = static_cast<int64_t>(BufferFor(kIoBlock - 1, static_cast<uint64_t>(run_bytes)));
-    int64_t most_across = std::max<int64_t>(std::max(budget / apart, (budget - run_bytes) / across_stride + 1), 1);
+    int64_t most_across = std::max<int64_t>(one_by_one ? budget / apart : (budget - run_bytes) / across_stride + 1, 1);
     // Whole lines of the cache, where columns become rows.
     if (most_across > 32) most_across -= most_across % 32;
     for (int64_t run = across.begin; run < across.end; run += most_across) {
       const Run runs{run, std::min(run + most_across, across.end)};
       auto step = std::make_unique<Step>();
       step->what = absl::StrCat("tensor ", reader.tensor());
-      // All in one read or run by run: whichever moves fewer bytes.
-      const uint64_t begin = offset_of(runs.begin, part.begin);
-      const uint64_t span = static_cast<uint64_t>((runs.size() - 1) * across_stride + run_bytes);
       uint64_t size = 0;
-      for (int64_t i = runs.begin; i < runs.end; ++i) size += BufferFor(offset_of(i, part.begin), static_cast<uint64_t>(run_bytes));
       std::vector<uint64_t> places;  // of the runs in the buffer
-      if (size < BufferFor(begin, span)) {
-        size = 0;
+      if (one_by_one) {
         for (int64_t i = runs.begin; i < runs.end; ++i) {
           const uint64_t offset = offset_of(i, part.begin);
           places.push_back(size + offset % kIoBlock);
@@ -148,6 +144,8 @@ absl::Status WeightSlab::StartGathering(TaskContext& context, const std::shared_
           size += BufferFor(offset, static_cast<uint64_t>(run_bytes));
         }
       } else {
+        const uint64_t begin = offset_of(runs.begin, part.begin);
+        const uint64_t span = static_cast<uint64_t>((runs.size() - 1) * across_stride + run_bytes);
         for (int64_t i = 0; i < runs.size(); ++i) places.push_back(begin % kIoBlock + static_cast<uint64_t>(i * across_stride));
         step->reads.push_back({reader.file(), begin, span, nullptr, nullptr});
         size = BufferFor(begin, span);

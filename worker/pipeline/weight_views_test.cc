@@ -110,6 +110,18 @@ TEST_F(WeightViewsTest, RunsAreReadOneByOneWhereThatIsLess) {
   EXPECT_EQ(result.bytes_read(), 2 * 64 * 4096 * 2) << "no byte more than the weights have";
 }
 
+// A read takes as long as moving some tens of KiB: many small ones would keep a disk waiting.
+TEST_F(WeightViewsTest, ShortGapsAreReadAlong) {
+  ShardTask task(dir_.path());
+  // Columns 16 KiB apart of which a view takes the half.
+  const uint64_t stack = task.AddWeight("stack", "BF16", 96, 8 * 1024);
+  task.Quantize("half", kGroup32, task.Strided("half", "BF16", stack, 4096, 96, 2, 16 * 1024), {});
+  task.Finish();
+  const quern::v1::TaskResult result = ExpectRight(task, Options());
+  EXPECT_GT(result.bytes_read(), 90 * 16 * 1024);
+  EXPECT_LT(result.bytes_read(), 96 * 16 * 1024);
+}
+
 TEST_F(WeightViewsTest, RowsThatAreFarApartAndLongerThanThePool) {
   ShardTask task(dir_.path());
   const uint64_t stack = task.AddWeight("stack", "BF16", 3 * 35, 64 * 1024);

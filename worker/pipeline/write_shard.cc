@@ -13,6 +13,8 @@
 #include "base/status_macros.h"
 #include "worker/pipeline/generate.h"
 #include "worker/pipeline/module_writer.h"
+#include "worker/pipeline/stack_slabs.h"
+#include "worker/pipeline/stack_writer.h"
 #include "worker/pipeline/statistics_sets.h"
 #include "worker/pipeline/task_context.h"
 #include "worker/pipeline/view_digest.h"
@@ -45,13 +47,23 @@ class ShardWriter {
       if (unit.has_quantize()) quantized.push_back(&unit.quantize());
     }
     sets_.emplace(&context_, quantized);
-    for (const quern::v1::ShardUnit& unit : work.units()) {
+    for (int i = 0; i < work.units_size(); ++i) {
+      const quern::v1::ShardUnit& unit = work.units(i);
       switch (unit.kind_case()) {
         case quern::v1::ShardUnit::kCopy:
           QUERN_RETURN_IF_ERROR(Copy(unit.copy()));
           break;
         case quern::v1::ShardUnit::kQuantize:
-          QUERN_RETURN_IF_ERROR(Quantize(unit.quantize()));
+          if (unit.quantize().has_place()) {
+            std::vector<const quern::v1::QuantizeUnit*> stacked = {&unit.quantize()};
+            while (i + 1 < work.units_size() && SharesTensor(unit.quantize(), work.units(i + 1))) {
+              stacked.push_back(&work.units(++i).quantize());
+            }
+            QUERN_RETURN_IF_ERROR(Stack(stacked));
+          } else {
+            tensors_ += unit.quantize().outputs_size();
+            QUERN_RETURN_IF_ERROR(Quantize(unit.quantize()));
+          }
           break;
         case quern::v1::ShardUnit::kGenerate:
           QUERN_RETURN_IF_ERROR(Generate(unit.generate()));
@@ -74,6 +86,14 @@ class ShardWriter {
   }
 
  private:
+  // Whether a unit fills a part of the same tensor as the placed one before it.
+  static bool SharesTensor(const quern::v1::QuantizeUnit& before, const quern::v1::ShardUnit& unit) {
+    const quern::v1::QuantizeUnit& next = unit.quantize();
+    return next.has_place() && next.outputs_size() == 1 && next.outputs(0).name() == before.outputs(0).name() &&
+           next.outputs(0).dtype() == before.outputs(0).dtype() && next.outputs(0).offset() == before.outputs(0).offset() &&
+           next.outputs(0).size() == before.outputs(0).size();
+  }
+
   // Header and tensors fill the file without holes.
   static absl::Status CheckLayout(const quern::v1::WriteShard& work) {
     uint64_t end = work.header().size();
@@ -86,7 +106,15 @@ class ShardWriter {
       end += tensor.size();
       return absl::OkStatus();
     };
+    const quern::v1::QuantizeUnit* stacked = nullptr;  // the one before, if it fills a part of a tensor
     for (const quern::v1::ShardUnit& unit : work.units()) {
+      const bool goes_on = stacked != nullptr && SharesTensor(*stacked, unit);
+      stacked = unit.quantize().has_place() ? &unit.quantize() : nullptr;
+      if (stacked != nullptr && stacked->outputs_size() != 1) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("module ", stacked->module(), ": it has a place in ", stacked->outputs_size(), " tensors"));
+      }
+      if (goes_on) continue;
       if (unit.has_copy()) QUERN_RETURN_IF_ERROR(next(unit.copy().output()));
       if (unit.has_generate()) QUERN_RETURN_IF_ERROR(next(unit.generate().output()));
       for (const quern::v1::OutputTensor& tensor : unit.quantize().outputs()) QUERN_RETURN_IF_ERROR(next(tensor));
@@ -155,9 +183,28 @@ class ShardWriter {
 
   absl::Status Quantize(const quern::v1::QuantizeUnit& unit) {
     QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<ModuleWriter> writer, ModuleWriter::Create(&context_, &*sets_, unit));
-    tensors_ += unit.outputs_size();
-    const quant::Shape2D shape = writer->shape();
-    reports_.push_back([fold = writer->fold(), &unit, shape](quern::v1::TaskResult* result) {
+    ReportModule(unit, writer->fold(), writer->shape());
+    return writer->Start();
+  }
+
+  // Units that fill one tensor.
+  absl::Status Stack(const std::vector<const quern::v1::QuantizeUnit*>& units) {
+    ++tensors_;
+    QUERN_ASSIGN_OR_RETURN(const std::vector<StackSlab> slabs, CutIntoSlabs(units));
+    for (const StackSlab& slab : slabs) {
+      if (slab.row_bytes == 0) {
+        QUERN_RETURN_IF_ERROR(Quantize(*units[slab.first]));
+        continue;
+      }
+      QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<StackWriter> writer, StackWriter::Create(&context_, units, slab));
+      for (size_t i = 0; i < slab.count; ++i) ReportModule(*units[slab.first + i], writer->fold(i), writer->shape(i));
+      QUERN_RETURN_IF_ERROR(writer->Start());
+    }
+    return absl::OkStatus();
+  }
+
+  void ReportModule(const quern::v1::QuantizeUnit& unit, std::shared_ptr<const RowFold> fold, quant::Shape2D shape) {
+    reports_.push_back([fold = std::move(fold), &unit, shape](quern::v1::TaskResult* result) {
       quern::v1::ModuleError* error = result->add_errors();
       *error = fold->Error();
       error->set_module(unit.module());
@@ -166,7 +213,6 @@ class ShardWriter {
       digest->set_tensor(unit.weight().tensor());
       digest->set_digest(fold->Digest());
     });
-    return writer->Start();
   }
 
   absl::Status Generate(const quern::v1::GenerateUnit& unit) {
