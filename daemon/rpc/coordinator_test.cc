@@ -17,10 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/commit_check.h"
@@ -87,6 +89,13 @@ class CoordinatorTest : public testing::Test {
     options.clock = Clock::Real();
     options.owner = "the test";
     options.paths = std::move(paths);
+    options.recheck_interval = absl::Milliseconds(10);
+    options.recheck_patience = recheck_patience_;
+    options.log = [this](const std::string& line) {
+      MutexLock lock(&log_mutex_);
+      log_ += line + "\n";
+      logged_.SignalAll();
+    };
     auto coordinator = Coordinator::Start(std::move(options));
     ASSERT_THAT(coordinator, IsOk());
     coordinator_ = *std::move(coordinator);
@@ -97,6 +106,11 @@ class CoordinatorTest : public testing::Test {
     channel_ = grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials());
     jobs_ = quern::v1::Jobs::NewStub(channel_);
     workers_ = quern::v1::Workers::NewStub(channel_);
+  }
+
+  void WaitForLog(absl::string_view words) {
+    MutexLock lock(&log_mutex_);
+    while (!absl::StrContains(log_, words)) logged_.Wait(&log_mutex_);
   }
 
   void Restart() {
@@ -264,6 +278,10 @@ class CoordinatorTest : public testing::Test {
   std::unique_ptr<quern::v1::Workers::Stub> workers_;
   std::string incarnation_ = "first";
   int requests_ = 0;
+  absl::Duration recheck_patience_ = absl::Minutes(10);
+  Mutex log_mutex_;
+  CondVar logged_;
+  std::string log_ QUERN_GUARDED_BY(log_mutex_);
 };
 
 TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
@@ -476,6 +494,54 @@ TEST_F(CoordinatorTest, SourceThatChangedBetweenRunsIsNoticedBeforeAnythingIsReu
   EXPECT_THAT(failed.error().message(), HasSubstr("model-00002-of-00003.safetensors"));
   Job refused;
   EXPECT_EQ(Create(Request(), &refused).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(CoordinatorTest, FilesThatAreAwayAfterARestartAreWaitedFor) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  server_.reset();
+  coordinator_.reset();
+  const std::string away = source_ + ".away";
+  ASSERT_EQ(rename(source_.c_str(), away.c_str()), 0);
+  incarnation_ = "second";
+  Start();
+  WaitForLog("waits for its files");
+  EXPECT_EQ(Get(job.name()).state(), Job::RUNNING);
+  ASSERT_EQ(rename(away.c_str(), source_.c_str()), 0);
+  RunTasks(job.progress().tasks_total() - 1);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, FilesThatStayAwayAfterARestartFailTheJobUntilItIsRetried) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  server_.reset();
+  coordinator_.reset();
+  const std::string away = source_ + ".away";
+  ASSERT_EQ(rename(source_.c_str(), away.c_str()), 0);
+  incarnation_ = "second";
+  recheck_patience_ = absl::ZeroDuration();
+  Start();
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "IO_ERROR");
+  ASSERT_EQ(rename(away.c_str(), source_.c_str()), 0);
+  grpc::ClientContext context;
+  quern::v1::RetryJobRequest retry;
+  retry.set_name(job.name());
+  Job running;
+  EXPECT_TRUE(jobs_->RetryJob(&context, retry, &running).ok());
+  RunTasks(job.progress().tasks_total() - 1);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, OutputThatCannotBeWrittenIsNotSaidToBeInUse) {
+  // In the way of the claim's record.
+  QUERN_ASSERT_OK(MakeDirectories(JoinPath(output_, ".quern/owner.json.tmp")));
+  Job refused;
+  const grpc::Status status = Create(Request(), &refused);
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(ReasonIn(status), "") << status.error_message();
 }
 
 TEST_F(CoordinatorTest, SourceThatChangedDuringTheJobIsNoticedBeforePublishing) {

@@ -38,7 +38,7 @@ class WorkerPlan:
         self.hidden = hidden
         self.proxied = numbers.random() < 0.6
         self.reader = numbers.choice(["auto", "buffered"])
-        self.read_delay_us = numbers.choice([12_000, 20_000, 30_000])
+        self.read_delay_us = numbers.choice([20_000, 30_000, 45_000])
 
     def __str__(self):
         return f"{'hidden' if self.hidden else 'seeing'}{', proxy' if self.proxied else ''}, {self.reader}, reads take {self.read_delay_us / 1000:.0f} ms"
@@ -80,7 +80,7 @@ class Poller:
                                                 env=self.environment, text=True)
                 self.asked_at = now
             return None
-        if self.process.poll() is None and now - self.asked_at < 10:
+        if self.process.poll() is None and now - self.asked_at < 4:
             return None
         status, out = self.close()
         return (self.asked_at, json.loads(out)) if status == 0 else None
@@ -108,9 +108,11 @@ class Run:
         self.farm.close()
 
     def run(self):
+        began = time.monotonic()
         self.farm.start()
         self.farm.check_ready()
         self.job = self.farm.submit()
+        ready = time.monotonic()
         poller = Poller(self.farm, self.job)
         try:
             while (job := self.wait_for_end(poller))["state"] != "SUCCEEDED":
@@ -119,7 +121,9 @@ class Run:
         finally:
             poller.close()
             self.undo(lambda fault: True)
+        ended = time.monotonic()
         self.check_result()
+        self.times = f"start {ready - began:.1f} s, job {ended - ready:.1f} s, checks and end {time.monotonic() - ended:.1f} s"
 
     def undo(self, is_over):
         for fault in [fault for fault in self.to_undo if is_over(fault)]:
@@ -238,7 +242,7 @@ class ChaosTest:
             self.tasks += run.tasks
             self.streamed += run.streamed
             if self.verbose:
-                print(f"run {number}: {time.monotonic() - began:.1f} s, {run.tasks} tasks, {len(run.applied)} faults, {run.more_grants} attempts more, "
+                print(f"run {number}: {time.monotonic() - began:.1f} s ({run.times}), {run.tasks} tasks, {len(run.applied)} faults, {run.more_grants} attempts more, "
                       f"retried after {run.failures}\n{run.setup}", flush=True)
 
 

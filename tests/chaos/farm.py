@@ -54,8 +54,8 @@ class Unit:
         self.control = Control(farm.directory / f"control.{name}")
         self.log = farm.directory / f"log.{name}"
         self.environment = {
-            "QUERN_CHAOS_UNIT": name, "QUERN_CHAOS_CONTROL": str(self.control.path), "LD_PRELOAD": str(farm.preload),
-            "TMPDIR": str(farm.directory / f"tmp.{name}")}
+            "QUERN_CHAOS_UNIT": name, "QUERN_CHAOS_CONTROL": str(self.control.path), "QUERN_CHAOS_SOURCE": str(farm.source),
+            "QUERN_CHAOS_OUTPUT": str(farm.output_disk), "LD_PRELOAD": str(farm.preload), "TMPDIR": str(farm.directory / f"tmp.{name}")}
         (farm.directory / f"tmp.{name}").mkdir()
         self.cgroup = None
         self.process = None
@@ -139,7 +139,6 @@ class Farm:
         unit = Unit(self, name, self.make_host(name, 10 + number, hidden), lambda: self.worker_command(unit))
         unit.plan = plan
         unit.cgroup = harness.MemoryCgroup(CGROUP, f"{self.test.base.name}.{self.directory.name}.{name}")
-        unit.environment |= {"QUERN_CHAOS_SOURCE": str(self.source), "QUERN_CHAOS_OUTPUT": str(self.output_disk)}
         unit.control.set(read_delay_us=plan.read_delay_us)
         unit.proxy = None
         if plan.proxied:

@@ -249,7 +249,7 @@ class BadDisk(Fault):
 
     def __init__(self, at, random, setup):
         super().__init__(at)
-        self.unit = _a_unit(random, setup, with_coordinator=False)
+        self.unit = _a_unit(random, setup)
         self.what = random.choice(["read", "write"])
         self.error = random.choice([EIO, ESTALE])
         self.count = random.choice([1, 1, 2])
