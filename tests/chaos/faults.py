@@ -255,6 +255,8 @@ class BadDisk(Fault):
         self.count = random.choice([1, 1, 2])
         self.failures = self.count
         self.grants = self.count
+        # It may be the coordinator that publishes.
+        self.may_fail = ("IO_ERROR",) if self.unit == 0 else ()
         self.lasts = 1.0
 
     def apply(self, farm):
@@ -271,7 +273,8 @@ class Shrink(Fault):
     """A file of the source is cut short, and later has its bytes again. With its old time it is the source that the job began with; with a
     new one the job must say that the source changed, until the time is put back."""
 
-    may_fail = ("SOURCE_CHANGED",)
+    # The latter when it is about to be published.
+    may_fail = ("SOURCE_CHANGED", "IO_ERROR")
     failures = 1
     lasts = 0.5
 

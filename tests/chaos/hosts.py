@@ -91,7 +91,8 @@ def ip(*words):
 
 def make_switch():
     ip("link", "set", "lo", "up")
-    ip("link", "add", "name", "switch", "type", "bridge")
+    # With an address of its own: else it is that of some host, and another one when that host is gone.
+    ip("link", "add", "name", "switch", "address", "02:00:00:00:00:01", "type", "bridge")
     ip("addr", "add", f"{SWITCH}/24", "dev", "switch")
     ip("link", "set", "switch", "up")
 
@@ -103,6 +104,7 @@ class Host:
         self.name = name
         self.address = f"{NETWORK}.{number}"
         self.cable = f"cable{number}"
+        self.mac = f"02:00:00:00:00:{number:02x}"  # kept when it boots again, as a network card does
         self.hidden = list(hidden)
         self.init = None
 
@@ -117,7 +119,7 @@ class Host:
         if self.process.stdout.readline() != "up\n":
             raise harness.Failure(f"host {self.name} does not boot: {self.process.communicate()[1]}")
         self.init = int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
-        ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", str(self.init))
+        ip("link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "address", self.mac, "netns", str(self.init))
         ip("link", "set", self.cable, "master", "switch", "up")
         subprocess.run(["nsenter", "-t", str(self.init), "-n", "sh", "-c", f"ip addr add {self.address}/24 dev eth0 && ip link set eth0 up"], check=True,
                        stdin=subprocess.DEVNULL)
