@@ -229,8 +229,7 @@ class ChaosTest:
             try:
                 run.run()
             except Failure as failure:
-                kept = Path(shutil.copytree(run.farm.directory, Path("/tmp") / f"kept-{self.base.name}", dirs_exist_ok=True,
-                                            ignore=shutil.ignore_patterns("source", "store")))
+                kept = shutil.copytree(run.farm.directory, f"/tmp/kept-{self.base.name}", ignore=shutil.ignore_patterns("source", "store"))
                 raise Failure(f"run {number} of seed {self.seed}:\n{run.setup}\n  applied {len(run.applied)}, failed {run.failures}\n{failure}\n"
                               f"kept for inspection: {kept}; repeat with --seed {self.seed} --only {number}") from None
             finally:
@@ -242,8 +241,8 @@ class ChaosTest:
             self.tasks += run.tasks
             self.streamed += run.streamed
             if self.verbose:
-                print(f"run {number}: {time.monotonic() - began:.1f} s ({run.times}), {run.tasks} tasks, {len(run.applied)} faults, {run.more_grants} attempts more, "
-                      f"retried after {run.failures}\n{run.setup}", flush=True)
+                print(f"run {number}: {time.monotonic() - began:.1f} s ({run.times}), {run.tasks} tasks, {len(run.applied)} faults, "
+                      f"{run.more_grants} attempts more, retried after {run.failures}\n{run.setup}", flush=True)
 
 
 def main():
@@ -262,7 +261,7 @@ def main():
     runs = range(arguments.runs) if arguments.only is None else [arguments.only]
 
     def test():
-        with harness.Sandbox(harness.Programs(arguments.bin), arguments.base) as sandbox:
+        with harness.Sandbox(harness.Programs(arguments.bin), inside=arguments.base) as sandbox:
             chaos = ChaosTest(arguments, sandbox)
             chaos.run(runs)
         print(", ".join(f"{count} {name}" for name, count in chaos.counts.items()))

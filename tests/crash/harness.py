@@ -94,11 +94,13 @@ def _role(argv):
 class Sandbox:
     """A directory with everything that a run may leave anything in, and a mark in the environment that finds its processes."""
 
-    def __init__(self, programs, parent=None):
+    def __init__(self, programs, parent=None, inside=None):
+        """`inside`: a directory with a short path that holds all of it and that the caller removes; nothing is kept for inspection then."""
         self.programs = programs
-        self.directory = Path(tempfile.mkdtemp(prefix="quern-crash.", dir=parent))
+        self.keep = inside is None
+        self.directory = Path(tempfile.mkdtemp(prefix="quern-crash.", dir=inside or parent))
         # Paths of sockets are short.
-        self.runtime = Path(tempfile.mkdtemp(prefix="qr.", dir="/tmp"))
+        self.runtime = Path(tempfile.mkdtemp(prefix="qr.", dir=inside or "/tmp"))
         self.mark = f"QUERN_CRASH_TEST={uuid.uuid4()}"
         for name in ["tmp", "home", "state"]:
             (self.directory / name).mkdir()
@@ -113,9 +115,9 @@ class Sandbox:
 
     def __exit__(self, kind, *_):
         kill_all(self)
-        if kind in (None, SystemExit):  # the latter: skipped
+        shutil.rmtree(self.runtime, ignore_errors=True)
+        if kind in (None, SystemExit) or not self.keep:  # the former: done or skipped
             shutil.rmtree(self.directory)
-            shutil.rmtree(self.runtime, ignore_errors=True)
         else:
             print(f"kept for inspection: {self.directory}")
 
