@@ -69,6 +69,7 @@ class Unit:
         settings = [f"{name}={value}" for name, value in self.environment.items()]
         self.process = self.farm.sandbox.start(self.host.inside(["env", *settings, *self.command()]), log=self.log,
                                                environment={"QUERN_CHAOS_UNIT": self.name}, **options)
+        self.host.doors.append(self.process)
         self.ended_at = None
 
     def step(self, now):

@@ -107,6 +107,7 @@ class Host:
         self.mac = f"02:00:00:00:00:{number:02x}"  # kept when it boots again, as a network card does
         self.hidden = list(hidden)
         self.init = None
+        self.doors = []  # the nsenter processes, which are not on the host
 
     def boot(self):
         script = "set -e; hostname \"$1\"; shift; ip link set lo up; "
@@ -128,6 +129,10 @@ class Host:
         """As when its power is cut: nobody at the other end of a connection hears of it."""
         ip("link", "del", self.cable)
         os.kill(self.init, signal.SIGKILL)
+        # A door that is stopped would keep its dead from being buried, and the host from ending.
+        for door in self.doors:
+            door.kill()
+        self.doors.clear()
         # unshare complains when its child is killed.
         self.process.communicate()
         self.init = None
