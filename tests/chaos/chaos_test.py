@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,9 +29,15 @@ from harness import Failure, check  # noqa: E402
 # Faults begin within this; a job without any takes somewhat longer.
 SPAN = 1.4
 # After the last fault is over. A worker may have been told to wait, a task may be tried for the third time.
-PATIENCE = 30
+PATIENCE = 60
+# A run that takes longer has come to a standstill.
+LONGEST_RUN = 240
 TICK = 0.02
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+def stand_still(*_):
+    raise Failure(f"the run takes longer than {LONGEST_RUN} s")
 
 
 class WorkerPlan:
@@ -153,7 +160,7 @@ class Run:
                 if job["state"] in ENDED and calm_since is not None and asked_at >= calm_since:
                     return job
             check(calm_since is None or now < calm_since + PATIENCE,
-                  f"the job has not ended {PATIENCE} s after the last fault; it is {job and job['state']}")
+                  f"the job has not ended {PATIENCE} s after the last fault; it is {job and job['state']}; {harness.describe(self.test.sandbox)}")
             time.sleep(TICK)
 
     def check_failure(self, job):
@@ -223,9 +230,11 @@ class ChaosTest:
 
     def run(self, numbers):
         self.prepare()
+        signal.signal(signal.SIGALRM, stand_still)
         for number in numbers:
             began = time.monotonic()
             run = Run(self, number)
+            signal.alarm(LONGEST_RUN)
             try:
                 run.run()
             except Failure as failure:
@@ -233,6 +242,7 @@ class ChaosTest:
                 raise Failure(f"run {number} of seed {self.seed}:\n{run.setup}\n  applied {len(run.applied)}, failed {run.failures}\n{failure}\n"
                               f"kept for inspection: {kept}; repeat with --seed {self.seed} --only {number}") from None
             finally:
+                signal.alarm(0)
                 run.close()
             shutil.rmtree(run.farm.directory)
             for fault in run.applied:

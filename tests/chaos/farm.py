@@ -27,7 +27,7 @@ MAX_FAILURES = 3  # of a task, then its job fails
 class Control:
     """The page that faulty_host.c reads, of one unit."""
 
-    FIELDS = ["clock_offset_ns", "read_delay_us", "read_error", "read_errors_left", "write_error", "write_errors_left", "errors_given", "unused"]
+    FIELDS = ["clock_offset_ns", "read_delay_us", "read_error", "read_errors_left", "write_error", "write_errors_left"]
 
     def __init__(self, path):
         self.path = path
@@ -38,9 +38,6 @@ class Control:
     def set(self, **values):
         for name, value in values.items():
             struct.pack_into("<q", self.page, 8 * self.FIELDS.index(name), value)
-
-    def get(self, name):
-        return struct.unpack_from("<q", self.page, 8 * self.FIELDS.index(name))[0]
 
 
 class Unit:
