@@ -1,5 +1,6 @@
 #include "base/file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -10,10 +11,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <system_error>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 
 namespace quern {
@@ -21,6 +22,42 @@ namespace {
 
 // Linux moves at most this much in one call.
 constexpr size_t kMaxTransfer = 0x7ffff000;
+
+// In no order, without "." and "..".
+absl::StatusOr<std::vector<std::string>> NamesIn(UniqueFd directory, const std::string& path) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(directory.get()), closedir);
+  if (stream == nullptr) return ErrnoToStatus(errno, "list", path);
+  directory.release();  // closedir closes it
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* const entry = readdir(stream.get());
+    if (entry == nullptr && errno != 0) return ErrnoToStatus(errno, "list", path);
+    if (entry == nullptr) return names;
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+}
+
+// Follows no link, and what somebody else removes meanwhile is no error.
+absl::Status EmptyDirectory(UniqueFd directory, const std::string& path) {
+  const int at = fcntl(directory.get(), F_DUPFD_CLOEXEC, 0);
+  if (at < 0) return ErrnoToStatus(errno, "open", path);
+  const UniqueFd held(at);
+  QUERN_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(std::move(directory), path));
+  for (const std::string& name : names) {
+    if (unlinkat(at, name.c_str(), 0) == 0 || errno == ENOENT) continue;
+    if (errno != EISDIR && errno != EPERM) return ErrnoToStatus(errno, "remove", JoinPath(path, name));
+    UniqueFd child(openat(at, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!child) {
+      if (errno == ENOENT) continue;
+      return ErrnoToStatus(errno, "remove", JoinPath(path, name));
+    }
+    QUERN_RETURN_IF_ERROR(EmptyDirectory(std::move(child), JoinPath(path, name)));
+    if (unlinkat(at, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) return ErrnoToStatus(errno, "remove", JoinPath(path, name));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -70,10 +107,7 @@ absl::Status UniqueFd::Close(absl::string_view path) {
 }
 
 absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags, mode_t mode) {
-  int fd;
-  do {
-    fd = open(path.c_str(), flags | O_CLOEXEC, mode);
-  } while (fd < 0 && errno == EINTR);
+  const int fd = ConfinedOpen(path, flags, mode);
   if (fd < 0) return ErrnoToStatus(errno, "open", path);
   return UniqueFd(fd);
 }
@@ -156,56 +190,65 @@ absl::Status SyncDirectory(const std::string& directory) {
 }
 
 absl::Status RenameFile(const std::string& from, const std::string& to) {
-  if (rename(from.c_str(), to.c_str()) != 0) return ErrnoToStatus(errno, absl::StrCat("rename ", from, " to"), to);
+  if (ConfinedRename(from, to) != 0) return ErrnoToStatus(errno, absl::StrCat("rename ", from, " to"), to);
   return absl::OkStatus();
 }
 
 absl::Status RemoveFile(const std::string& path) {
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoToStatus(errno, "unlink", path);
+  if (ConfinedUnlink(path) != 0 && errno != ENOENT) return ErrnoToStatus(errno, "unlink", path);
   return absl::OkStatus();
 }
 
 absl::Status MakeDirectories(const std::string& path, mode_t mode) {
-  if (mkdir(path.c_str(), mode) == 0) return absl::OkStatus();
+  if (ConfinedMkdir(path, mode) == 0) return absl::OkStatus();
   if (errno == EEXIST) {
     struct stat info;
-    if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return absl::OkStatus();
+    if (ConfinedStat(path, &info) == 0 && S_ISDIR(info.st_mode)) return absl::OkStatus();
     return ErrnoToStatus(EEXIST, "mkdir", path);
   }
   if (errno != ENOENT || DirName(path) == path) return ErrnoToStatus(errno, "mkdir", path);
   QUERN_RETURN_IF_ERROR(MakeDirectories(DirName(path), mode));
-  if (mkdir(path.c_str(), mode) != 0 && errno != EEXIST) return ErrnoToStatus(errno, "mkdir", path);
+  if (ConfinedMkdir(path, mode) != 0 && errno != EEXIST) return ErrnoToStatus(errno, "mkdir", path);
   return absl::OkStatus();
 }
 
 absl::Status RemoveTree(const std::string& path) {
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  if (error) return ErrnoToStatus(error.value(), "remove", path);
+  struct stat info;
+  if (ConfinedLstat(path, &info) != 0) {
+    return errno == ENOENT || errno == ENOTDIR ? absl::OkStatus() : ErrnoToStatus(errno, "stat", path);
+  }
+  if (!S_ISDIR(info.st_mode)) return RemoveFile(path);
+  // The directory that was looked at, whatever its name stands for by now.
+  absl::StatusOr<UniqueFd> directory = OpenFile(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (absl::IsNotFound(directory.status())) return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(directory.status());
+  QUERN_RETURN_IF_ERROR(EmptyDirectory(*std::move(directory), path));
+  if (ConfinedRmdir(path) != 0 && errno != ENOENT) return ErrnoToStatus(errno, "remove", path);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) {
-  std::error_code error;
-  std::filesystem::directory_iterator it(path, error), end;
-  std::vector<std::string> names;
-  for (; !error && it != end; it.increment(error)) names.push_back(it->path().filename().string());
-  if (error) return ErrnoToStatus(error.value(), "list", path);
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_DIRECTORY));
+  QUERN_ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(std::move(fd), path));
   std::sort(names.begin(), names.end());
   return names;
 }
 
-bool FileExists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
+bool FileExists(const std::string& path) {
+  struct stat info;
+  return ConfinedStat(path, &info) == 0;
+}
 
 absl::StatusOr<uint64_t> FileSize(const std::string& path) {
   struct stat info;
-  if (stat(path.c_str(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
+  if (ConfinedStat(path, &info) != 0) return ErrnoToStatus(errno, "stat", path);
   return static_cast<uint64_t>(info.st_size);
 }
 
 absl::StatusOr<uint64_t> FreeDiskSpace(const std::string& path) {
+  QUERN_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_PATH));
   struct statvfs info;
-  if (statvfs(path.c_str(), &info) != 0) return ErrnoToStatus(errno, "statvfs", path);
+  if (fstatvfs(fd.get(), &info) != 0) return ErrnoToStatus(errno, "statvfs", path);
   return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
 }
 

@@ -18,8 +18,10 @@
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
 #include "base/file.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "checkpoint/hub_cache.h"
 
 namespace quern::checkpoint {
 namespace {
@@ -82,12 +84,12 @@ bool MatchesName(absl::string_view pattern, absl::string_view name) {
 
 bool IsDirectory(const std::string& path) {
   struct stat info;
-  return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  return ConfinedStat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 bool IsRegularFile(const std::string& path) {
   struct stat info;
-  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+  return ConfinedStat(path, &info) == 0 && S_ISREG(info.st_mode);
 }
 
 // Without following links: names of a Hugging Face cache are taken from the links.
@@ -223,15 +225,6 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::string HubCacheDirectory() {
-  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
-    if (std::string value = Environment(name); !value.empty()) return value;
-  }
-  if (const std::string home = Environment("HF_HOME"); !home.empty()) return JoinPath(home, "hub");
-  if (const std::string cache = Environment("XDG_CACHE_HOME"); !cache.empty()) return JoinPath(cache, "huggingface/hub");
-  return JoinPath(Environment("HOME"), ".cache/huggingface/hub");
-}
-
 bool IsRepositoryPart(absl::string_view part) {
   return !part.empty() && part[0] != '.' &&
          std::all_of(part.begin(), part.end(), [](unsigned char c) { return absl::ascii_isalnum(c) || c == '-' || c == '_' || c == '.'; });
@@ -333,6 +326,20 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
 const TensorLocation* Checkpoint::Find(absl::string_view name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
+}
+
+std::string HubCacheDirectory() {
+  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
+    if (std::string value = Environment(name); !value.empty()) return value;
+  }
+  if (const std::string home = Environment("HF_HOME"); !home.empty()) return JoinPath(home, "hub");
+  if (const std::string cache = Environment("XDG_CACHE_HOME"); !cache.empty()) return JoinPath(cache, "huggingface/hub");
+  return JoinPath(Environment("HOME"), ".cache/huggingface/hub");
+}
+
+bool IsHubName(absl::string_view source) {
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(source, absl::MaxSplits('@', 1));
+  return IsRepositoryId(parts.first) && (!absl::StrContains(source, '@') || IsRevision(parts.second));
 }
 
 absl::StatusOr<std::string> ResolveSource(absl::string_view source) {

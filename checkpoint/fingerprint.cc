@@ -13,6 +13,7 @@
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "checkpoint/safetensors.h"
 
@@ -72,7 +73,7 @@ absl::StatusOr<std::string> HashSamples(int fd, uint64_t file_size, const std::s
 // The name of the blob that `path` links to in a Hugging Face cache (snapshots/<commit>/f -> ../../blobs/<name>), else empty.
 std::string BlobName(const std::string& path) {
   char target[PATH_MAX];
-  const ssize_t size = readlink(path.c_str(), target, sizeof(target));
+  const ssize_t size = ConfinedReadlink(path, target, sizeof(target));
   if (size <= 0 || static_cast<size_t>(size) == sizeof(target)) return "";
   const std::string link(target, size);
   return BaseName(DirName(link)) == "blobs" ? BaseName(link) : "";

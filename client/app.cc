@@ -18,9 +18,10 @@ namespace {
 // In the order of the list that --help prints.
 std::vector<std::unique_ptr<Command>> MakeCommands() {
   std::vector<std::unique_ptr<Command>> commands;
-  for (const auto make : {NewQuantizeCommand, NewDequantizeCommand, NewPlanCommand, NewInspectCommand, NewVerifyCommand, NewSynthCommand,
-                          NewSubmitCommand, NewJobsCommand, NewShowCommand, NewTasksCommand, NewWatchCommand, NewCancelCommand,
-                          NewPauseCommand, NewResumeCommand, NewRetryCommand, NewDeleteCommand, NewWorkersCommand}) {
+  for (const auto make : {NewQuantizeCommand, NewDequantizeCommand, NewPlanCommand,   NewInspectCommand,  NewVerifyCommand,
+                          NewSynthCommand,    NewSubmitCommand,     NewJobsCommand,   NewShowCommand,     NewTasksCommand,
+                          NewWatchCommand,    NewCancelCommand,     NewPauseCommand,  NewResumeCommand,   NewRetryCommand,
+                          NewDeleteCommand,   NewWorkersCommand,    NewCordonCommand, NewUncordonCommand, NewDrainCommand}) {
     commands.push_back(make());
   }
   return commands;

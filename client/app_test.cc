@@ -28,8 +28,9 @@ Result RunWith(std::vector<std::string> arguments) {
   return {code, out.str(), err.str()};
 }
 
-constexpr const char* kCommands[] = {"quantize", "dequantize", "plan",   "inspect", "verify", "synth", "submit", "jobs",   "show",
-                                     "tasks",    "watch",      "cancel", "pause",   "resume", "retry", "delete", "workers"};
+constexpr const char* kCommands[] = {"quantize", "dequantize", "plan",    "inspect", "verify",   "synth", "submit",
+                                     "jobs",     "show",       "tasks",   "watch",   "cancel",   "pause", "resume",
+                                     "retry",    "delete",     "workers", "cordon",  "uncordon", "drain"};
 
 TEST(AppTest, HelpListsEveryCommand) {
   const Result result = RunWith({"--help"});

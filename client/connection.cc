@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
+#include "base/worker_name.h"
 #include "client/exit_code.h"
 
 namespace quern::client {
@@ -31,7 +32,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 * kMiB);
   arguments.SetMaxSendMessageSize(64 * kMiB);
@@ -43,12 +44,19 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(address, NewChannelCredentials(address, security), arguments);
 }
 
-absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, absl::Duration timeout) {
-  const std::shared_ptr<grpc::Channel> channel = MakeChannel(address);
+absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ConnectToServer(const std::string& address, const ChannelSecurity& security,
+                                                                       absl::Duration timeout) {
+  if (const absl::Status usable = CheckChannelSecurity(address, security); !usable.ok()) return UsageError(usable.message());
+  const std::shared_ptr<grpc::Channel> channel = MakeChannel(address, security);
   if (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout))) {
+    if (security.tls.all()) {
+      return absl::UnavailableError(
+          absl::StrCat("no coordinator answers at ", address, ", or one whose certificate ", security.tls.authority,
+                       " did not sign or that is of another name, or it takes no client with the certificate ", security.tls.certificate));
+    }
     return absl::UnavailableError(absl::StrCat("no coordinator answers at ", address, "; start one (quernd --state-dir DIR --listen ",
                                                address, " --allow-root PATH), or name another with --server or QUERN_SERVER"));
   }
@@ -71,6 +79,13 @@ absl::StatusOr<std::string> JobName(const std::string& text) {
   const bool digits = number.find_first_not_of("0123456789") == absl::string_view::npos;
   if (digits && absl::SimpleAtoi(number, &value)) return absl::StrCat("jobs/", value);
   return UsageError(absl::StrCat("\"", text, "\" is no name of a job: they are like jobs/7, or 7"));
+}
+
+absl::StatusOr<std::string> WorkerName(const std::string& text) {
+  absl::string_view name = text;
+  absl::ConsumePrefix(&name, "workers/");
+  if (const absl::Status status = CheckWorkerName(name); !status.ok()) return UsageError(std::string(status.message()));
+  return absl::StrCat("workers/", name);
 }
 
 std::string RandomUuid() {

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/byte_size.h"
 #include "base/file.h"
 #include "base/status_macros.h"
@@ -38,6 +39,17 @@ std::vector<std::string> SplitPatterns(const std::vector<std::string>& values) {
     }
   }
   return patterns;
+}
+
+absl::StatusOr<double> ParseFraction(const std::string& flag, const std::string& text) {
+  absl::string_view number = text;
+  const bool percent = absl::ConsumeSuffix(&number, "%");
+  double value = 0;
+  // Not a number is neither below nor above anything.
+  if (!absl::SimpleAtod(number, &value) || !(value >= 0 && value <= (percent ? 100 : 1))) {
+    return UsageError(absl::StrCat(flag, ": \"", text, "\" is neither a share such as 1% nor a fraction from 0 to 1"));
+  }
+  return percent ? value / 100 : value;
 }
 
 absl::StatusOr<uint64_t> ParseSizeOption(absl::string_view option, absl::string_view text) {

@@ -70,6 +70,9 @@ struct DequantizeOptions {
 // Sizes on the command line: UsageError names the option.
 absl::StatusOr<uint64_t> ParseSizeOption(absl::string_view option, absl::string_view text);
 
+// "1%" or "0.01" -> 0.01; a UsageError that names `flag` for anything that is not 0 to 1.
+absl::StatusOr<double> ParseFraction(const std::string& flag, const std::string& text);
+
 }  // namespace quern::client
 
 #endif  // QUERN_CLIENT_JOB_OPTIONS_H_

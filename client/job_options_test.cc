@@ -154,5 +154,15 @@ TEST(JobOptionsTest, UnknownReaderAndNoSourceAreRefused) {
   EXPECT_THROW(Parse({"org/name", "--threads", "0"}), CLI::ValidationError);
 }
 
+TEST(JobOptionsTest, FractionsAreSharesOrNumbers) {
+  for (const auto& [text, value] :
+       std::vector<std::pair<std::string, double>>{{"1%", 0.01}, {"0.01", 0.01}, {"0", 0}, {"100%", 1}, {"1", 1}, {"0.5%", 0.005}}) {
+    EXPECT_THAT(ParseFraction("--audit", text), IsOkAndHolds(testing::DoubleEq(value))) << text;
+  }
+  for (const char* text : {"", "%", "2", "101%", "-1%", "nan", "inf", "1 percent"}) {
+    EXPECT_EQ(ExitCodeOf(ParseFraction("--audit", text).status()), ExitCode::kUsage) << text;
+  }
+}
+
 }  // namespace
 }  // namespace quern::client

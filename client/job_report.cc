@@ -115,16 +115,21 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
     }
     absl::StrAppend(&text, "\n");
   }
+  if (progress.tasks_to_audit() > 0) {
+    absl::StrAppend(&text, "  ", progress.tasks_audited(), " of ", progress.tasks_to_audit(), " audits done\n");
+  }
+  if (job.priority() != 0) absl::StrAppend(&text, "  priority ", job.priority(), "\n");
   if (!job.error().message().empty()) absl::StrAppend(&text, "  error ", FormatError(job.error()), "\n");
   absl::StrAppend(&text, FormatMismatches(job));
   if (!job.plan().resolved_recipe().empty()) absl::StrAppend(&text, "\nrecipe\n", job.plan().resolved_recipe());
 
-  Table history({{"TASK"}, {"ATTEMPT", kRight}, {"STATE"}, {"WORKER"}, {"GRANTED"}, {"TOOK", kRight}, {"MEMORY", kRight}, {"MESSAGE"}});
+  Table history(
+      {{"TASK"}, {"ATTEMPT", kRight}, {"WHY"}, {"STATE"}, {"WORKER"}, {"GRANTED"}, {"TOOK", kRight}, {"MEMORY", kRight}, {"MESSAGE"}});
   for (const auto& task : tasks.tasks()) {
     for (const auto& attempt : task.attempts()) {
       const bool ended = attempt.has_end_time();
-      history.AddRow({task.name(), absl::StrCat(attempt.attempt()), Lower(quern::v1::Attempt::State_Name(attempt.state())),
-                      attempt.worker(), FormatTime(attempt.grant_time()),
+      history.AddRow({task.name(), absl::StrCat(attempt.attempt()), attempt.purpose(),
+                      Lower(quern::v1::Attempt::State_Name(attempt.state())), attempt.worker(), FormatTime(attempt.grant_time()),
                       ended ? FormatElapsed(ToTime(attempt.end_time()) - ToTime(attempt.grant_time())) : "-",
                       FormatByteSize(attempt.memory()),
                       attempt.reason().empty() ? attempt.message() : absl::StrCat(attempt.reason(), ": ", attempt.message())});
@@ -136,12 +141,20 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
 
 std::string FormatWorkers(const quern::v1::ListWorkersResponse& workers, absl::Time now) {
   if (workers.workers_size() == 0) return "no workers\n";
-  Table table(
-      {{"WORKER"}, {"HOST"}, {"STATE"}, {"MEMORY", kRight}, {"THREADS", kRight}, {"DEVICES"}, {"SEEN", kRight}, {"VERSION"}, {"TASKS"}});
+  Table table({{"WORKER"},
+               {"HOST"},
+               {"STATE"},
+               {"MEMORY", kRight},
+               {"THREADS", kRight},
+               {"DEVICES"},
+               {"SEEN", kRight},
+               {"VERSION"},
+               {"TASKS"},
+               {"DETAIL"}});
   for (const auto& worker : workers.workers()) {
     table.AddRow({worker.name(), worker.host(), worker.state(), FormatByteSize(worker.memory()), absl::StrCat(worker.threads()),
                   absl::StrJoin(worker.devices(), ", "), absl::StrCat(FormatElapsed(now - ToTime(worker.last_seen())), " ago"),
-                  worker.version(), absl::StrJoin(worker.tasks(), ", ")});
+                  worker.version(), absl::StrJoin(worker.tasks(), ", "), worker.detail()});
   }
   return table.ToString();
 }

@@ -129,10 +129,11 @@ TEST(JobReportTest, WorkersShowWhenTheyWereSeen) {
   auto* worker = workers.add_workers();
   worker->set_name("workers/a");
   worker->set_state("ready");
+  worker->set_detail("cordoned: new disk");
   worker->set_memory(512 << 20);
   worker->mutable_last_seen()->set_seconds(100);
   EXPECT_THAT(FormatWorkers(workers, absl::FromUnixSeconds(103)),
-              AllOf(HasSubstr("workers/a"), HasSubstr("512 MiB"), HasSubstr("0:03 ago")));
+              AllOf(HasSubstr("workers/a"), HasSubstr("512 MiB"), HasSubstr("0:03 ago"), HasSubstr("cordoned: new disk")));
 }
 
 }  // namespace

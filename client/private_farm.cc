@@ -91,8 +91,10 @@ absl::Status PrivateFarm::StartWorker() {
   QUERN_ASSIGN_OR_RETURN(const std::string program, ProgramOr(options_.worker_program, kWorker));
   const uint32_t threads = options_.threads > 0 ? options_.threads : std::max(1u, std::thread::hardware_concurrency());
   Subprocess::Options child;
-  child.argv = {program,  "--server", Address(),  "--memory", absl::StrCat(options_.memory), "--threads", absl::StrCat(threads),
-                "--name", "local",    "--device", "cpu"};
+  child.argv = {program, "--server", Address(), "--memory", absl::StrCat(options_.memory), "--threads", absl::StrCat(threads), "--name",
+                "local", "--device", "cpu",
+                // Those of the environment are for other coordinators.
+                "--token-file", ""};
   if (!options_.reader.empty()) child.argv.insert(child.argv.end(), {"--reader", options_.reader});
   child.log_path = LogPath(kWorker);
   QUERN_ASSIGN_OR_RETURN(worker_, Subprocess::Spawn(child));

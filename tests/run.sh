@@ -41,6 +41,7 @@ stage "compat environment" tests/compat/setup_env.sh && stage "compat" run_ctest
 stage "crash" run_ctest release -L crash
 stage "chaos" run_ctest release -L chaos
 stage "deploy" run_ctest release -L deploy -j "$jobs"
+stage "attack" run_ctest release -L security
 stage "sanitizer build" build asan-ubsan -DQUERN_LIBRARIES_ONLY=ON &&
   { stage "fuzz corpus replay" run_ctest asan-ubsan -L fuzz_replay -j "$jobs"
     stage "ASan+UBSan unit" run_ctest asan-ubsan -L unit -j "$jobs"; }

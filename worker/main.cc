@@ -32,6 +32,7 @@
 #include "base/subprocess.h"
 #include "base/task_memory.h"
 #include "base/worker_name.h"
+#include "channel/credentials.h"
 #include "quant/numerics_version.h"
 #include "quant/scheme.h"
 #include "spdlog/sinks/stdout_sinks.h"
@@ -59,6 +60,7 @@ constexpr size_t kMaxSocketPath = 107;
 
 struct Flags {
   std::string server;
+  ChannelSecurity security;
   std::string memory = "512MiB";
   int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   std::string device = "cpu";
@@ -85,6 +87,7 @@ absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
   if (absl::ConsumePrefix(&path, "unix:") && path.size() > kMaxSocketPath) {
     return absl::InvalidArgumentError(absl::StrCat("--server: the socket's path has ", path.size(), " bytes, more than ", kMaxSocketPath));
   }
+  QUERN_RETURN_IF_ERROR(CheckChannelSecurity(flags.server, flags.security));
   if (flags.device != "cpu") {
     return absl::InvalidArgumentError(absl::StrCat("--device ", flags.device, ": this build has no CUDA backend, the only device is cpu"));
   }
@@ -258,7 +261,7 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   options.info.available_until = Clock::Real()->Monotonic() + settings.available_for;
   options.info.devices = {CpuDevice()};
   options.executor_argv = {OwnProgram()};
-  options.transport = NewGrpcTransport(flags.server);
+  options.transport = NewGrpcTransport(flags.server, flags.security);
   options.log = Log;
   spdlog::info("worker {} ({}) with {} and {} threads for {}", options.info.name, options.info.devices[0].name(),
                FormatByteSize(settings.memory), flags.threads, flags.server);
@@ -282,6 +285,12 @@ int Main(int argc, char** argv) {
       "name).\n\n"
       "Example:\n  quern-worker --server unix:/run/quern/quern.sock --memory 512MiB --threads 8 --name node7\n");
   app.add_option("--server", flags.server, "The coordinator: unix:/path or host:port");
+  app.add_option("--tls-ca", flags.security.tls.authority, "Certificates of the authority that signed the coordinator's (PEM)")
+      ->envname("QUERN_TLS_CA");
+  app.add_option("--tls-cert", flags.security.tls.certificate, "This worker's certificate (PEM)")->envname("QUERN_TLS_CERT");
+  app.add_option("--tls-key", flags.security.tls.key, "Its private key (PEM)")->envname("QUERN_TLS_KEY");
+  app.add_option("--token-file", flags.security.token_file, "File that holds the token for the coordinator, and nothing else")
+      ->envname("QUERN_TOKEN_FILE");
   app.add_option("--memory", flags.memory, "Bytes of the buffer pool, for example 512MiB or 2GB")->capture_default_str();
   app.add_option("--threads", flags.threads, "Threads that compute (default: the cores of this process)");
   app.add_option("--device", flags.device, "What computes: cpu")->capture_default_str();

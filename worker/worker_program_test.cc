@@ -23,6 +23,7 @@
 #include "base/file.h"
 #include "base/status_matchers.h"
 #include "base/subprocess.h"
+#include "quant/numerics_version.h"
 #include "worker/supervisor/test_coordinator.h"
 
 namespace quern::worker {
@@ -194,7 +195,7 @@ TEST_F(WorkerProgramTest, SaysWhoItIs) {
       coordinator_->WaitFor([](const quern::v1::SynchronizeRequest& request) { return request.worker() == "node7"; });
   EXPECT_EQ(request.incarnation().size(), 36u);
   EXPECT_FALSE(request.host().empty());
-  EXPECT_EQ(request.numerics_version(), 1u);
+  EXPECT_EQ(request.numerics_version(), quant::kNumericsVersion);
   EXPECT_EQ(request.slots(), 1u);
   EXPECT_EQ(request.threads(), 3u);
   EXPECT_EQ(request.memory(), 64 * kMiB);

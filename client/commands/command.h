@@ -50,6 +50,9 @@ std::unique_ptr<Command> NewResumeCommand();
 std::unique_ptr<Command> NewRetryCommand();
 std::unique_ptr<Command> NewDeleteCommand();
 std::unique_ptr<Command> NewWorkersCommand();
+std::unique_ptr<Command> NewCordonCommand();
+std::unique_ptr<Command> NewUncordonCommand();
+std::unique_ptr<Command> NewDrainCommand();
 
 }  // namespace quern::client
 

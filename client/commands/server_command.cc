@@ -49,9 +49,19 @@ void ServerCommand::AddOptions(CLI::App& app) {
       ->envname("QUERN_SERVER")
       ->type_name("ADDR")
       ->capture_default_str();
+  app.add_option("--tls-ca", security_.tls.authority, "Certificates of the authority that signed the coordinator's (PEM)")
+      ->envname("QUERN_TLS_CA")
+      ->type_name("FILE");
+  app.add_option("--tls-cert", security_.tls.certificate, "This client's certificate (PEM)")->envname("QUERN_TLS_CERT")->type_name("FILE");
+  app.add_option("--tls-key", security_.tls.key, "Its private key (PEM)")->envname("QUERN_TLS_KEY")->type_name("FILE");
+  app.add_option("--token-file", security_.token_file, "File that holds the token for the coordinator, and nothing else")
+      ->envname("QUERN_TOKEN_FILE")
+      ->type_name("FILE");
 }
 
-absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ServerCommand::Connect() const { return ConnectToServer(server_, kConnectTimeout); }
+absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> ServerCommand::Connect() const {
+  return ConnectToServer(server_, security_, kConnectTimeout);
+}
 
 void JobCommand::AddOptions(CLI::App& app) {
   app.add_option("job", job_, "The job: jobs/7, or 7")->required()->type_name("JOB");

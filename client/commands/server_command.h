@@ -25,6 +25,7 @@ class ServerCommand : public Command {
 
  private:
   std::string server_ = kDefaultServer;
+  ChannelSecurity security_;
 };
 
 // A command about one job, named by an argument.

@@ -38,7 +38,10 @@ class SubmitCommand : public ServerCommand {
     app.add_option("--reader", reader_, "How workers read files: auto, direct, buffered or mmap")
         ->check(CLI::IsMember({"auto", "direct", "buffered", "mmap"}))
         ->type_name("MODE");
-    app.add_option("--priority", priority_, "Jobs with a higher number go first")->type_name("N");
+    app.add_option("--priority", priority_, "A job with a higher number goes first; equal ones share the workers (default 0)")
+        ->type_name("N");
+    app.add_option("--audit", audit_, "Run so many of the tasks again on another worker and compare the bytes: 1%, or 0.01")
+        ->type_name("P");
     app.add_flag("--detach", detach_, "Print the job's name, and nothing else, and do not wait for its end");
     ServerCommand::AddOptions(app);
   }
@@ -48,6 +51,8 @@ class SubmitCommand : public ServerCommand {
     quern::v1::CreateJobRequest request;
     request.set_request_id(RandomUuid());
     request.set_priority(priority_);
+    QUERN_ASSIGN_OR_RETURN(const double audit, ParseFraction("--audit", audit_));
+    request.set_audit_fraction(audit);
     quern::v1::JobSpec& spec = *request.mutable_spec();
     if (dequantize_) {
       spec.set_operation(quern::v1::DEQUANTIZE);
@@ -95,6 +100,7 @@ class SubmitCommand : public ServerCommand {
   std::string output_;
   std::string reader_;
   int32_t priority_ = 0;
+  std::string audit_ = "0";
   bool detach_ = false;
 };
 

@@ -1,5 +1,6 @@
+#include <sys/stat.h>
+
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,6 +15,7 @@
 #include "base/digest.h"
 #include "base/dtype.h"
 #include "base/file.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "base/task_memory.h"
 #include "checkpoint/checkpoint.h"
@@ -81,8 +83,8 @@ absl::Status ListFiles(const std::string& directory, const std::string& below, s
   for (const std::string& name : names) {
     const std::string relative = below.empty() ? name : JoinPath(below, name);
     if (relative == kPrivateDirectory) continue;
-    std::error_code error;
-    if (std::filesystem::is_directory(std::filesystem::symlink_status(JoinPath(directory, relative), error))) {
+    struct stat info;
+    if (ConfinedLstat(JoinPath(directory, relative), &info) == 0 && S_ISDIR(info.st_mode)) {
       QUERN_RETURN_IF_ERROR(ListFiles(directory, relative, files));
     } else {
       files.insert(relative);

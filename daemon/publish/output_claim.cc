@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/publish/publish.h"
@@ -37,7 +38,7 @@ std::string StringMember(absl::string_view text, const char* member) {
 // Whether `path` and `fd` are the same file still: the holder before us may have removed it.
 bool IsSameFile(int fd, const std::string& path) {
   struct stat open_file, named_file;
-  return fstat(fd, &open_file) == 0 && stat(path.c_str(), &named_file) == 0 && open_file.st_dev == named_file.st_dev &&
+  return fstat(fd, &open_file) == 0 && ConfinedStat(path, &named_file) == 0 && open_file.st_dev == named_file.st_dev &&
          open_file.st_ino == named_file.st_ino;
 }
 
@@ -55,7 +56,7 @@ absl::Status HeldByAnother(const std::string& output) {
 
 absl::Status CheckOutputUsable(const std::string& output, bool overwrite) {
   struct stat info;
-  if (stat(output.c_str(), &info) != 0) {
+  if (ConfinedStat(output, &info) != 0) {
     if (errno == ENOENT) return absl::OkStatus();
     return ErrnoToStatus(errno, "stat", output);
   }
@@ -163,7 +164,7 @@ void OutputClaim::Release() {
   if (!lock_) return;
   // Files that cannot be removed harm nobody: the lock is what counts, and it goes with the descriptor.
   for (const char* name : {"owner.json", "owner.json.tmp", "lock"}) RemoveFile(QuernPath(output_, name)).IgnoreError();
-  if (rmdir(JoinPath(output_, ".quern").c_str()) == 0 && made_output_) rmdir(output_.c_str());
+  if (ConfinedRmdir(JoinPath(output_, ".quern")) == 0 && made_output_) ConfinedRmdir(output_);
   lock_.Reset();
 }
 

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "checkpoint/family.h"
 #include "checkpoint/index.h"
@@ -126,7 +127,7 @@ class Publisher {
     if (request_.tasks == 0)
       return absl::InvalidArgumentError(absl::StrCat("output ", output_, ": a job without shards cannot be published"));
     struct stat source, output;
-    if (synthesize_ || stat(plan_.source().c_str(), &source) != 0 || stat(output_.c_str(), &output) != 0) return absl::OkStatus();
+    if (synthesize_ || ConfinedStat(plan_.source(), &source) != 0 || ConfinedStat(output_, &output) != 0) return absl::OkStatus();
     if (source.st_dev != output.st_dev || source.st_ino != output.st_ino) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("output ", output_, " is the source itself; choose another output"));
   }
@@ -252,13 +253,13 @@ class Publisher {
   absl::Status RemoveOldFile(const std::string& name) {
     for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
       struct stat info;
-      if (lstat(JoinPath(output_, name.substr(0, slash)).c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return absl::OkStatus();
+      if (ConfinedLstat(JoinPath(output_, name.substr(0, slash)), &info) != 0 || !S_ISDIR(info.st_mode)) return absl::OkStatus();
     }
     QUERN_RETURN_IF_ERROR(RemoveFile(JoinPath(output_, name)));
     // Directories go with their last file; one that holds anything else stays.
     for (std::string parent = DirName(name); parent != "."; parent = DirName(parent)) {
       const std::string path = JoinPath(output_, parent);
-      if (rmdir(path.c_str()) != 0) return SyncDirectory(path);
+      if (ConfinedRmdir(path) != 0) return SyncDirectory(path);
     }
     return absl::OkStatus();
   }
@@ -597,7 +598,7 @@ absl::Status CheckForeignFiles(const std::string& output, const quern::v1::PlanS
   for (const std::string& name : NamesToWrite(plan, std::move(shards))) {
     struct stat info;
     const std::string path = JoinPath(output, name);
-    if (ours.count(name) > 0 || lstat(path.c_str(), &info) != 0) continue;
+    if (ours.count(name) > 0 || ConfinedLstat(path, &info) != 0) continue;
     return absl::AlreadyExistsError(absl::StrCat(path,
                                                  " was not written by Quern and would be replaced; move it away and run again, or "
                                                  "choose another output"));

@@ -2,11 +2,14 @@
 #include "daemon/queue/job_queue.h"
 
 #include <algorithm>
+#include <iterator>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
+#include "daemon/queue/audit.h"
 #include "daemon/queue/names.h"
 
 namespace quern::daemon {
@@ -20,6 +23,8 @@ using quern::v1::JobError;
 using quern::v1::Task;
 
 constexpr char kNextJobKey[] = "n";
+// Bytes of specs in one write. Those of a job that a crash kept from being added are written over by the next one, which has its number.
+constexpr size_t kSpecsAtOnce = 4 << 20;
 
 void SetTimestamp(int64_t ns, google::protobuf::Timestamp* timestamp) {
   timestamp->set_seconds(ns / 1'000'000'000);
@@ -63,10 +68,7 @@ JobQueue::Section::Section(JobQueue* queue) : queue_(queue) { queue_->mutex_.Loc
 
 // The analysis does not follow a mutex through a pointer of the section.
 JobQueue::Section::~Section() QUERN_NO_THREAD_SAFETY_ANALYSIS {
-  while (queue_->look_at_waiters_) {
-    queue_->look_at_waiters_ = false;
-    queue_->AnswerWaiters();
-  }
+  queue_->AnswerWaiters();
   queue_->Flush();
   std::vector<std::function<void()>> run;
   run.swap(queue_->after_unlock_);
@@ -122,7 +124,7 @@ void JobQueue::OnStored(uint64_t sequence, absl::Status status) {
       broken_ = status;
       if (options_.on_broken) after_unlock_.push_back([this, status] { options_.on_broken(status); });
       // What waits for nothing but time must hear of it too.
-      look_at_waiters_ = true;
+      news_for_all_ = true;
     }
     while (!unsaid_.empty() && (unsaid_.begin()->first <= sequence || !broken_.ok())) {
       after_unlock_.push_back([what = std::move(unsaid_.begin()->second), status = broken_] { what(status); });
@@ -136,6 +138,17 @@ void JobQueue::Run(std::function<void()> work) {
   ++outside_;
   after_unlock_.push_back([this, work = std::move(work)] {
     options_.run([this, work] {
+      work();
+      RunDone();
+    });
+  });
+}
+
+void JobQueue::RunReads(std::function<void()> work) {
+  if (!options_.run_reads) return Run(std::move(work));
+  ++outside_;
+  after_unlock_.push_back([this, work = std::move(work)] {
+    options_.run_reads([this, work] {
       work();
       RunDone();
     });
@@ -182,12 +195,11 @@ absl::Status JobQueue::Load() {
   }));
   for (auto& [id, job] : jobs_) {
     QUERN_RETURN_IF_ERROR(store->Scan(JobKey('t', id), [&, &job = job](absl::string_view, absl::string_view value) {
-      TaskState& task = job.tasks.emplace_back();
-      if (!task.record.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
-        return absl::DataLossError(absl::StrCat("job store: unreadable record of ", TaskName(job.record.id(), job.tasks.size() - 1)));
+      TaskRecord record;
+      if (!record.ParseFromArray(value.data(), static_cast<int>(value.size())) || !Task::State_IsValid(record.state())) {
+        return absl::DataLossError(absl::StrCat("job store: unreadable record of ", TaskName(job.record.id(), job.tasks.size())));
       }
-      if (task.record.state() == Task::COMMITTED) ++job.committed;
-      if (task.record.state() == Task::PENDING) job.pending.insert(job.tasks.size() - 1);
+      AddTask(job, std::move(record));
       return absl::OkStatus();
     }));
     if (job.tasks.size() != job.record.tasks()) {
@@ -195,7 +207,9 @@ absl::Status JobQueue::Load() {
           absl::StrCat("job store: ", JobName(id), " has ", job.tasks.size(), " task records of ", job.record.tasks()));
     }
     const Job::State state = job.record.state();
+    if (!Terminal(state)) active_.insert(id);
     job.held = state == Job::QUEUED || state == Job::RUNNING || state == Job::PUBLISHING;
+    if (job.held) settled_at_ = now + options_.settle;
     const bool stopping = state == Job::CANCELLING || state == Job::CANCELLED || state == Job::FAILED;
     const auto load_attempt = [&, &job = job](absl::string_view key, absl::string_view value) QUERN_NO_THREAD_SAFETY_ANALYSIS {
       const AttemptRef ref{job.record.id(), static_cast<uint32_t>(ReadBigEndian(key.substr(9, 4))),
@@ -207,13 +221,16 @@ absl::Status JobQueue::Load() {
       }
       job.next_sequence = std::max({job.next_sequence, attempt.record.grant_sequence() + 1, attempt.record.commit_sequence() + 1});
       TaskState& task = job.tasks[ref.task];
-      if (task.record.state() == Task::COMMITTED) return absl::OkStatus();
+      const bool audit = attempt.record.purpose() == quern::v1::AUDIT;
+      if (task.record.state() == Task::COMMITTED && !(audit && task.record.audit() == TaskRecord::DUE)) return absl::OkStatus();
       const bool granted = attempt.record.state() == quern::v1::Attempt::GRANTED;
       if (!granted && attempt.record.state() != quern::v1::Attempt::LOST) return absl::OkStatus();
       attempt.deadline = now + options_.lease;
+      attempt.granted_at = now;
       attempt.stop = stopping;
       if (stopping) attempt.stop_reason = "the job was stopped";
       if (granted) {
+        ++job.granted;
         WorkerState& worker = workers_[attempt.record.worker()];
         worker.info.set_worker(attempt.record.worker());
         worker.info.set_incarnation(attempt.record.incarnation());
@@ -223,11 +240,29 @@ absl::Status JobQueue::Load() {
         worker.granted.insert(ref);
       }
       task.attempts.emplace(ref.attempt, std::move(attempt));
+      job.live.insert(ref.task);
       return absl::OkStatus();
     };
     QUERN_RETURN_IF_ERROR(store->Scan(JobKey('a', id), load_attempt));
+    if (job.audits_left > 0) {
+      for (uint32_t task = 0; task < job.tasks.size(); ++task) IndexAudit(job, task);
+    }
   }
-  return absl::OkStatus();
+  return store->Scan("w", [&](absl::string_view key, absl::string_view value) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+    quern::store::WorkerRecord record;
+    if (!record.ParseFromArray(value.data(), static_cast<int>(value.size())) || record.name() != key.substr(1)) {
+      return absl::DataLossError("job store: unreadable record of a worker");
+    }
+    const auto [it, inserted] = workers_.try_emplace(record.name());
+    WorkerState& worker = it->second;
+    worker.standing = std::move(record);
+    if (inserted) {
+      worker.info.set_worker(it->first);
+      worker.last_seen = now;
+      worker.lost = true;
+    }
+    return absl::OkStatus();
+  });
 }
 
 // ---- Small things ----
@@ -254,6 +289,104 @@ bool JobQueue::HasGranted(const TaskState& task) {
                      [](const auto& entry) { return entry.second.record.state() == quern::v1::Attempt::GRANTED; });
 }
 
+bool JobQueue::Complete(const JobState& job) { return job.count[Task::COMMITTED] == job.tasks.size() && job.audits_left == 0; }
+
+void JobQueue::NewsFor(const std::string& worker) { news_for_.insert(worker); }
+
+void JobQueue::AddTask(JobState& job, TaskRecord record) {
+  const auto task = static_cast<uint32_t>(job.tasks.size());
+  ++job.count[record.state()];
+  if (record.state() == Task::PENDING) job.pending.Insert(task, record.minimum_memory());
+  job.audits_left += record.audit() == TaskRecord::DUE;
+  job.audits_passed += record.audit() == TaskRecord::PASSED;
+  job.totals.to_read += record.bytes_to_read();
+  job.totals.to_write += record.bytes_to_write();
+  if (record.state() == Task::COMMITTED) AddToTotals(record, &job.totals);
+  job.tasks.emplace_back().record = std::move(record);
+}
+
+void JobQueue::AddToTotals(const TaskRecord& task, Totals* totals) {
+  totals->read += task.bytes_read();
+  totals->written += task.bytes_written();
+  totals->sum_squared_error += task.sum_squared_error();
+  totals->sum_squares += task.sum_squares();
+  totals->max_abs_error = std::max(totals->max_abs_error, task.max_abs_error());
+  if (task.worst_relative_error() > totals->worst_relative_error) {
+    totals->worst_relative_error = task.worst_relative_error();
+    totals->worst_module = task.worst_module();
+  }
+}
+
+void JobQueue::CountTotals(JobState& job) {
+  const uint64_t to_read = job.totals.to_read, to_write = job.totals.to_write;
+  job.totals = Totals();
+  job.totals.to_read = to_read;
+  job.totals.to_write = to_write;
+  for (const TaskState& task : job.tasks) {
+    if (task.record.state() == Task::COMMITTED) AddToTotals(task.record, &job.totals);
+  }
+}
+
+void JobQueue::MoveTask(JobState& job, uint32_t task, Task::State state) {
+  TaskRecord& record = job.tasks[task].record;
+  const auto trouble = job.trouble.find(task);
+  if (record.state() == Task::PENDING) {
+    job.pending.Erase(task, record.minimum_memory());
+    if (trouble != job.trouble.end()) job.delayed.erase({trouble->second.not_before, task});
+  }
+  --job.count[record.state()];
+  record.set_state(state);
+  ++job.count[state];
+  job.stragglers.erase(task);
+  if (state != Task::PENDING) return;
+  if (trouble != job.trouble.end() && trouble->second.not_before > options_.clock->Monotonic()) {
+    job.delayed.insert({trouble->second.not_before, task});
+  } else {
+    job.pending.Insert(task, record.minimum_memory());
+    work_arrived_ = true;
+  }
+}
+
+void JobQueue::SetAttemptState(JobState& job, Attempt& attempt, quern::v1::Attempt::State state) {
+  job.granted -= attempt.record.state() == quern::v1::Attempt::GRANTED;
+  job.granted += state == quern::v1::Attempt::GRANTED;
+  attempt.record.set_state(state);
+}
+
+void JobQueue::SetAudit(JobState& job, uint32_t task, TaskRecord::Audit audit) {
+  TaskRecord& record = job.tasks[task].record;
+  job.audits_left -= record.audit() == TaskRecord::DUE;
+  job.audits_passed -= record.audit() == TaskRecord::PASSED;
+  record.set_audit(audit);
+  job.audits_left += audit == TaskRecord::DUE;
+  job.audits_passed += audit == TaskRecord::PASSED;
+  IndexAudit(job, task);
+}
+
+void JobQueue::IndexAudit(JobState& job, uint32_t task) {
+  const TaskState& state = job.tasks[task];
+  if (state.record.state() != Task::COMMITTED || state.record.audit() != TaskRecord::DUE || HasGranted(state)) {
+    job.audits.erase(task);
+  } else if (job.audits.try_emplace(task, options_.clock->Monotonic()).second) {
+    work_arrived_ = true;
+  }
+}
+
+void JobQueue::Uncommit(JobState& job, uint32_t task, Task::State state) {
+  std::vector<AttemptRef> audits;
+  for (const auto& [number, attempt] : job.tasks[task].attempts) audits.push_back({job.record.id(), task, number});
+  for (const AttemptRef& ref : audits) EndAttempt(ref, quern::v1::Attempt::STOPPED, "FENCED", "what it was to audit is done anew");
+  TaskRecord& record = job.tasks[task].record;
+  record.clear_committed_attempt();
+  record.clear_committed_by();
+  record.clear_sha256();
+  MoveTask(job, task, state);
+  SetAudit(job, task, record.audit() == TaskRecord::PASSED ? TaskRecord::DUE : record.audit());
+  CountTotals(job);
+  PutTask(job, task);
+  writes_.push_back({StoreWrite::Kind::kDelete, TaskKey('r', job.record.id(), task), ""});
+}
+
 void JobQueue::Changed(JobState& job) { job.revision = ++revision_; }
 
 quern::v1::Job JobQueue::Snapshot(const JobState& job) const {
@@ -268,29 +401,19 @@ quern::v1::Job JobQueue::Snapshot(const JobState& job) const {
   *out.mutable_mismatches() = record.mismatches();
   out.set_priority(record.priority());
   out.set_revision(job.revision);
+  out.set_audit_fraction(record.audit_fraction());
+  out.set_numerics_version(record.numerics_version());
   quern::v1::Progress& progress = *out.mutable_progress();
   progress.set_tasks_total(static_cast<uint32_t>(job.tasks.size()));
-  progress.set_tasks_done(job.committed);
-  uint64_t read = 0, written = 0, to_read = 0, to_write = 0;
-  uint32_t running = 0, failed = 0;
-  for (const TaskState& task : job.tasks) {
-    const TaskRecord& t = task.record;
-    to_read += t.bytes_to_read();
-    to_write += t.bytes_to_write();
-    running += t.state() == Task::RUNNING;
-    failed += t.state() == Task::FAILED;
-    if (t.state() == Task::COMMITTED) {
-      read += t.bytes_read();
-      written += t.bytes_written();
-      progress.set_sum_squared_error(progress.sum_squared_error() + t.sum_squared_error());
-      progress.set_sum_squares(progress.sum_squares() + t.sum_squares());
-      progress.set_max_abs_error(std::max(progress.max_abs_error(), t.max_abs_error()));
-      if (t.worst_relative_error() > progress.worst_relative_error()) {
-        progress.set_worst_relative_error(t.worst_relative_error());
-        progress.set_worst_module(t.worst_module());
-      }
-      continue;
-    }
+  progress.set_tasks_done(job.count[Task::COMMITTED]);
+  progress.set_tasks_running(job.count[Task::RUNNING]);
+  progress.set_tasks_failed(job.count[Task::FAILED]);
+  progress.set_tasks_to_audit(job.audits_left + job.audits_passed);
+  progress.set_tasks_audited(job.audits_passed);
+  uint64_t read = job.totals.read, written = job.totals.written;
+  for (const uint32_t index : job.live) {
+    const TaskState& task = job.tasks[index];
+    if (task.record.state() == Task::COMMITTED) continue;
     // Of several tries only the farthest counts.
     uint64_t attempt_read = 0, attempt_written = 0;
     for (const auto& [number, attempt] : task.attempts) {
@@ -303,10 +426,13 @@ quern::v1::Job JobQueue::Snapshot(const JobState& job) const {
   }
   progress.set_bytes_read(read);
   progress.set_bytes_written(written);
-  progress.set_bytes_to_read(to_read);
-  progress.set_bytes_to_write(to_write);
-  progress.set_tasks_running(running);
-  progress.set_tasks_failed(failed);
+  progress.set_bytes_to_read(job.totals.to_read);
+  progress.set_bytes_to_write(job.totals.to_write);
+  progress.set_sum_squared_error(job.totals.sum_squared_error);
+  progress.set_sum_squares(job.totals.sum_squares);
+  progress.set_max_abs_error(job.totals.max_abs_error);
+  progress.set_worst_module(job.totals.worst_module);
+  progress.set_worst_relative_error(job.totals.worst_relative_error);
   return out;
 }
 
@@ -335,9 +461,14 @@ absl::Status NoSuchJob(uint64_t job) { return absl::NotFoundError(absl::StrCat("
 void JobQueue::SetState(JobState& job, Job::State state) {
   job.record.set_state(state);
   job.record.set_end_time_ns(Terminal(state) ? absl::ToUnixNanos(options_.clock->Wall()) : 0);
+  if (Terminal(state)) {
+    active_.erase(job.record.id());
+  } else {
+    active_.insert(job.record.id());
+  }
   PutJob(job);
   Changed(job);
-  look_at_waiters_ = true;
+  work_arrived_ = true;
   Log(absl::StrCat(JobName(job.record.id()), " is ", Job::State_Name(state),
                    job.record.has_error() ? absl::StrCat(": ", job.record.error().message()) : ""));
 }
@@ -350,14 +481,14 @@ void JobQueue::MakeReady(JobState& job) {
 }
 
 void JobQueue::StopAttempts(JobState& job, const std::string& reason) {
-  for (TaskState& task : job.tasks) {
-    for (auto& [number, attempt] : task.attempts) {
+  for (const uint32_t task : job.live) {
+    for (auto& [number, attempt] : job.tasks[task].attempts) {
       if (attempt.stop) continue;
       attempt.stop = true;
       attempt.stop_reason = reason;
+      NewsFor(attempt.record.worker());
     }
   }
-  look_at_waiters_ = true;
 }
 
 void JobQueue::Fail(JobState& job, JobError error) {
@@ -370,13 +501,15 @@ void JobQueue::Fail(JobState& job, JobError error) {
 }
 
 void JobQueue::FailTask(JobState& job, uint32_t task, const std::string& reason, const std::string& message) {
-  TaskRecord& record = job.tasks[task].record;
-  record.set_state(Task::FAILED);
-  job.pending.erase(task);
-  PutTask(job, task);
+  const TaskRecord& record = job.tasks[task].record;
+  const bool audit = record.state() == Task::COMMITTED;
+  if (!audit) {
+    MoveTask(job, task, Task::FAILED);
+    PutTask(job, task);
+  }
   JobError error;
   error.set_reason(reason);
-  error.set_message(absl::StrCat("task ", task, " (", record.label(), "): ", message));
+  error.set_message(absl::StrCat(audit ? "audit of task " : "task ", task, " (", record.label(), "): ", message));
   error.set_task(TaskName(job.record.id(), task));
   Fail(job, std::move(error));
 }
@@ -400,7 +533,7 @@ void JobQueue::EndAttempt(const AttemptRef& ref, quern::v1::Attempt::State state
   TaskState& task = job.tasks[ref.task];
   const auto it = task.attempts.find(ref.attempt);
   AttemptRecord& record = it->second.record;
-  record.set_state(state);
+  SetAttemptState(job, it->second, state);
   record.set_end_time_ns(absl::ToUnixNanos(options_.clock->Wall()));
   record.set_reason(reason);
   record.set_message(message);
@@ -408,18 +541,18 @@ void JobQueue::EndAttempt(const AttemptRef& ref, quern::v1::Attempt::State state
   Log(absl::StrCat(TaskName(ref.job, ref.task), " attempt ", ref.attempt, " on ", record.worker(), " is ",
                    quern::v1::Attempt::State_Name(state), message.empty() ? "" : ": ", message));
   if (const auto worker = workers_.find(record.worker()); worker != workers_.end()) worker->second.granted.erase(ref);
+  NewsFor(record.worker());
   // A lost one may still commit.
   if (state != quern::v1::Attempt::LOST) task.attempts.erase(it);
+  if (task.attempts.empty()) job.live.erase(ref.task);
   if (task.record.state() == Task::RUNNING && !HasGranted(task)) {
-    task.record.set_state(Task::PENDING);
-    job.pending.insert(ref.task);
+    MoveTask(job, ref.task, Task::PENDING);
     PutTask(job, ref.task);
   }
+  job.stragglers.erase(ref.task);
+  IndexAudit(job, ref.task);
   Changed(job);
-  look_at_waiters_ = true;
-  if (job.record.state() == Job::CANCELLING && std::none_of(job.tasks.begin(), job.tasks.end(), HasGranted)) {
-    SetState(job, Job::CANCELLED);
-  }
+  if (job.record.state() == Job::CANCELLING && job.granted == 0) SetState(job, Job::CANCELLED);
 }
 
 bool JobQueue::HalveMemory(TaskState& task, uint64_t used) {
@@ -445,7 +578,11 @@ bool IsUnderWay(Job::State state) { return state == Job::QUEUED || state == Job:
 
 bool JobQueue::CountsFailures(const AttemptRef& ref) {
   const JobState* const job = FindJob(ref.job);
-  return job != nullptr && IsUnderWay(job->record.state()) && job->tasks[ref.task].record.state() != Task::COMMITTED;
+  if (job == nullptr || !IsUnderWay(job->record.state())) return false;
+  const TaskRecord& task = job->tasks[ref.task].record;
+  if (task.state() != Task::COMMITTED) return true;
+  const Attempt* const attempt = FindAttempt(ref);
+  return attempt != nullptr && attempt->record.purpose() == quern::v1::AUDIT && task.audit() == TaskRecord::DUE;
 }
 
 bool JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message) {
@@ -457,16 +594,52 @@ bool JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message) {
   return counts;
 }
 
+void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& worker, uint32_t failures) {
+  const absl::Duration now = options_.clock->Monotonic();
+  const TaskRecord& record = job.tasks[task].record;
+  Trouble& trouble = job.trouble[task];
+  const bool pending = record.state() == Task::PENDING;
+  if (pending) {
+    job.pending.Erase(task, record.minimum_memory());
+    job.delayed.erase({trouble.not_before, task});
+  }
+  absl::Duration wait = options_.retry_backoff;
+  for (uint32_t i = 1; i < failures && wait < options_.max_retry_backoff; ++i) wait *= 2;
+  trouble.not_before = now + std::min(wait, options_.max_retry_backoff);
+  trouble.avoid_until = trouble.not_before + options_.lease;
+  trouble.failed_on.insert(worker);
+  if (pending) MoveTask(job, task, Task::PENDING);
+}
+
+namespace {
+// Whether another try may go better, and the worker may be to blame.
+bool IsRetried(quern::v1::FailureReason reason) {
+  switch (reason) {
+    case quern::v1::DISK_FULL:
+    case quern::v1::SOURCE_CHANGED:
+    case quern::v1::BAD_INPUT:
+    case quern::v1::MEMORY_TOO_SMALL:
+    case quern::v1::OUT_OF_MEMORY:
+      return false;
+    default:
+      return true;
+  }
+}
+}  // namespace
+
 void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) {
   JobState& job = *FindJob(ref.job);
   TaskState& task = job.tasks[ref.task];
-  const uint64_t used = task.attempts.at(ref.attempt).record.memory();
-  const std::string worker = task.attempts.at(ref.attempt).record.worker();
+  const AttemptRecord attempt = task.attempts.at(ref.attempt).record;
+  const uint64_t used = attempt.memory();
+  const std::string& worker = attempt.worker();
   const std::string reason = quern::v1::FailureReason_Name(failure.reason());
-  // Its loss was counted already.
-  const bool was_lost = task.attempts.at(ref.attempt).record.state() == quern::v1::Attempt::LOST;
+  // The loss of a lost one was counted already.
+  const bool counts = attempt.state() != quern::v1::Attempt::LOST && CountsFailures(ref);
+  if (counts && IsRetried(failure.reason())) NoteTrouble(job, ref.task, worker, task.record.failures() + 1);
+  if (attempt.purpose() == quern::v1::STRAGGLER) job.trouble[ref.task].second_try_failed = true;
   EndAttempt(ref, quern::v1::Attempt::FAILED, reason, failure.message());
-  if (was_lost || !CountsFailures(ref)) return;
+  if (!counts) return;
   switch (failure.reason()) {
     case quern::v1::DISK_FULL:
       FailFullDisk(job, ref.task, failure);
@@ -488,7 +661,10 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
                               failure.message(), ")"));
       }
       return;
+    case quern::v1::LINK_LOST:
+      return;
     default:
+      WorkerFailed(worker, ref, failure.message());
       CountFailure(job, ref.task, reason, failure.message());
   }
 }
@@ -497,39 +673,51 @@ void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker
   JobState* const job = FindJob(ref.job);
   if (job == nullptr || ref.task >= job->tasks.size()) return;
   TaskState& task = job->tasks[ref.task];
-  if (task.record.state() == Task::COMMITTED) {
-    if (task.record.committed_attempt() == ref.attempt && task.record.sha256() != result.sha256()) {
-      JobError error;
-      error.set_reason("DATA_LOSS");
-      error.set_task(TaskName(ref.job, ref.task));
-      error.set_message(absl::StrCat("task ", ref.task, " (", task.record.label(), ") attempt ", ref.attempt, ": ", worker,
-                                     " reported SHA-256 ", HexDigest(result.sha256()), " after ", HexDigest(task.record.sha256()),
-                                     " was committed: check the memory and disk of that machine, verify the output, or start over"));
-      Log(absl::StrCat("DATA LOSS: ", error.message()));
-      Fail(*job, std::move(error));
+  const Attempt* const attempt = FindAttempt(ref);
+  const bool audit = attempt != nullptr && attempt->record.purpose() == quern::v1::AUDIT;
+  if (task.record.state() == Task::COMMITTED && !audit) {
+    if (task.record.sha256() == result.sha256() || !task.record.has_output()) return;
+    if (task.record.committed_attempt() != ref.attempt) {
+      FailMismatch(*job, ref.task, ref.attempt, worker, result.sha256());
+      return;
     }
+    JobError error;
+    error.set_reason("DATA_LOSS");
+    error.set_task(TaskName(ref.job, ref.task));
+    error.set_message(absl::StrCat("task ", ref.task, " (", task.record.label(), ") attempt ", ref.attempt, ": ", worker,
+                                   " reported SHA-256 ", HexDigest(result.sha256()), " after ", HexDigest(task.record.sha256()),
+                                   " was committed: check the memory and disk of that machine, verify the output, or start over"));
+    Log(absl::StrCat("DATA LOSS: ", error.message()));
+    Fail(*job, std::move(error));
     return;
   }
-  if (checking_.count(ref) > 0 || FindAttempt(ref) == nullptr) return;
+  if (checking_.count(ref) > 0 || attempt == nullptr) return;
   if (!task.record.has_output()) {
-    Commit(ref, result);
+    Commit(ref, result, result.SerializeAsString());
     return;
   }
   checking_.insert(ref);
   const std::string path = options_.attempt_path(job->record.spec().output(), ref.task, ref.attempt);
-  Run([this, ref, path, result] {
+  Run([this, ref, worker, path, result] {
     absl::StatusOr<quern::v1::TaskSpec> spec = LoadSpec(ref);
-    FinishCheck(ref, result, spec.ok() ? options_.check_commit(*spec, path, result) : spec.status());
+    const absl::Status status = spec.ok() ? options_.check_commit(*spec, path, result) : spec.status();
+    FinishCheck(ref, worker, result, result.SerializeAsString(), status);
   });
 }
 
-void JobQueue::FinishCheck(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& status) {
+void JobQueue::FinishCheck(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result, std::string result_text,
+                           const absl::Status& status) {
   Section section(this);
   checking_.erase(ref);
-  look_at_waiters_ = true;
-  if (FindAttempt(ref) == nullptr) return;  // another attempt was faster, or the job is gone
+  NewsFor(worker);
+  const Attempt* const attempt = FindAttempt(ref);
+  if (attempt == nullptr) return;  // another attempt was faster, or the job is gone
   if (status.ok()) {
-    Commit(ref, result);
+    if (attempt->record.purpose() == quern::v1::AUDIT) {
+      FinishAudit(ref, result);
+    } else {
+      Commit(ref, result, std::move(result_text));
+    }
     return;
   }
   quern::v1::Failure failure;
@@ -538,34 +726,42 @@ void JobQueue::FinishCheck(const AttemptRef& ref, const quern::v1::TaskResult& r
   HandleFailure(ref, failure);
 }
 
-void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
-  JobState& job = *FindJob(ref.job);
-  TaskState& task = job.tasks[ref.task];
+void JobQueue::EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) {
+  JobState& job = *FindJob(winner.job);
+  TaskState& task = job.tasks[winner.task];
   const int64_t now = absl::ToUnixNanos(options_.clock->Wall());
   for (auto& [number, attempt] : task.attempts) {
-    const AttemptRef other{ref.job, ref.task, number};
+    const AttemptRef ref{winner.job, winner.task, number};
     AttemptRecord& record = attempt.record;
-    if (const auto worker = workers_.find(record.worker()); worker != workers_.end()) worker->second.granted.erase(other);
-    if (number == ref.attempt) {
-      record.set_state(quern::v1::Attempt::COMMITTED);
+    if (const auto worker = workers_.find(record.worker()); worker != workers_.end()) worker->second.granted.erase(ref);
+    NewsFor(record.worker());
+    if (number == winner.attempt) {
+      SetAttemptState(job, attempt, quern::v1::Attempt::COMMITTED);
       record.clear_reason();
       record.clear_message();
-      record.set_commit_sequence(job.next_sequence++);
+      record.set_commit_sequence(commit_sequence);
       *record.mutable_times() = result.times();
       record.set_peak_rss(result.peak_rss());
     } else if (record.state() == quern::v1::Attempt::GRANTED) {
-      record.set_state(quern::v1::Attempt::STOPPED);
+      SetAttemptState(job, attempt, quern::v1::Attempt::STOPPED);
       record.set_reason("FENCED");
-      record.set_message(absl::StrCat("attempt ", ref.attempt, " committed first"));
+      record.set_message(absl::StrCat("attempt ", winner.attempt, " committed first"));
     } else {
       continue;
     }
     record.set_end_time_ns(now);
-    PutAttempt(other, record);
+    PutAttempt(ref, record);
   }
   task.attempts.clear();
+  job.live.erase(winner.task);
+}
+
+void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result, std::string result_text) {
+  JobState& job = *FindJob(ref.job);
+  TaskState& task = job.tasks[ref.task];
   TaskRecord& record = task.record;
-  record.set_state(Task::COMMITTED);
+  record.set_committed_by(task.attempts.at(ref.attempt).record.worker());
+  EndAttempts(ref, result, job.next_sequence++);
   record.set_committed_attempt(ref.attempt);
   record.set_sha256(result.sha256());
   record.set_bytes_read(result.bytes_read());
@@ -585,18 +781,75 @@ void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result
       record.set_worst_module(error.module());
     }
   }
+  MoveTask(job, ref.task, Task::COMMITTED);
+  job.trouble.erase(ref.task);
+  AddToTotals(record, &job.totals);
+  IndexAudit(job, ref.task);
   PutTask(job, ref.task);
-  Put(TaskKey('r', ref.job, ref.task), result.SerializeAsString());
-  job.pending.erase(ref.task);
-  ++job.committed;
-  const uint64_t bytes = record.bytes_to_read() + record.bytes_to_write();
-  if (bytes > 0 && result.times().wall_seconds() > 0) job.seconds_per_byte = result.times().wall_seconds() / static_cast<double>(bytes);
+  Put(TaskKey('r', ref.job, ref.task), std::move(result_text));
+  ++commits_;
+  WorkerSucceeded(record.committed_by(), ref, result);
   Changed(job);
-  look_at_waiters_ = true;
   Log(absl::StrCat(TaskName(ref.job, ref.task), " (", record.label(), ") is committed by attempt ", ref.attempt));
+  EndOfAttempts(job);
+}
+
+void JobQueue::EndOfAttempts(JobState& job) {
   const Job::State state = job.record.state();
-  if (job.committed == job.tasks.size() && !job.held && (state == Job::QUEUED || state == Job::RUNNING)) MakeReady(job);
-  if (state == Job::CANCELLING && std::none_of(job.tasks.begin(), job.tasks.end(), HasGranted)) SetState(job, Job::CANCELLED);
+  if (Complete(job) && !job.held && (state == Job::QUEUED || state == Job::RUNNING)) MakeReady(job);
+  if (state == Job::CANCELLING && job.granted == 0) SetState(job, Job::CANCELLED);
+}
+
+void JobQueue::FinishAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
+  JobState& job = *FindJob(ref.job);
+  TaskState& task = job.tasks[ref.task];
+  const std::string worker = task.attempts.at(ref.attempt).record.worker();
+  if (result.sha256() != task.record.sha256()) {
+    EndAttempt(ref, quern::v1::Attempt::FAILED, "DATA_LOSS",
+               absl::StrCat("SHA-256 ", HexDigest(result.sha256()), ", not ", HexDigest(task.record.sha256()), " as committed"));
+    FailMismatch(job, ref.task, ref.attempt, worker, result.sha256());
+    return;
+  }
+  EndAttempts(ref, result, 0);
+  SetAudit(job, ref.task, TaskRecord::PASSED);
+  job.trouble.erase(ref.task);
+  PutTask(job, ref.task);
+  WorkerSucceeded(worker, ref, result);
+  Changed(job);
+  Log(absl::StrCat(TaskName(ref.job, ref.task), " (", task.record.label(), ") passed its audit: ", worker, " came to the bytes of ",
+                   task.record.committed_by()));
+  if (options_.remove_file) {
+    Say([this, path = options_.attempt_path(job.record.spec().output(), ref.task, ref.attempt)](absl::Status status) {
+      if (!status.ok()) return;
+      {
+        MutexLock lock(&mutex_);
+        ++outside_;
+      }
+      options_.run([this, path] {
+        options_.remove_file(path);
+        RunDone();
+      });
+    });
+  }
+  EndOfAttempts(job);
+}
+
+void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256) {
+  const TaskRecord& record = job.tasks[task].record;
+  const std::string& output = job.record.spec().output();
+  JobError error;
+  error.set_reason("DATA_LOSS");
+  error.set_task(TaskName(job.record.id(), task));
+  error.set_message(
+      absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
+                   HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
+                   HexDigest(record.sha256()), " from the same input: one of the two machines computes or stores wrongly. Compare ",
+                   options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
+                   ", take that machine out (quern cordon), then run the job again: this task is done anew"));
+  Log(absl::StrCat("DATA LOSS: ", error.message()));
+  if (job.record.state() == Job::SUCCEEDED) return;
+  Uncommit(job, task, Task::FAILED);
+  Fail(job, std::move(error));
 }
 
 // ---- Calls of clients ----
@@ -616,9 +869,9 @@ void JobQueue::Release(uint64_t id, std::vector<SightProbe> sight) {
   if (job == nullptr || !job->held) return;
   job->held = false;
   job->sight = std::move(sight);
-  look_at_waiters_ = true;
+  work_arrived_ = true;
   const Job::State state = job->record.state();
-  if (state == Job::PUBLISHING || ((state == Job::QUEUED || state == Job::RUNNING) && job->committed == job->tasks.size())) MakeReady(*job);
+  if (state == Job::PUBLISHING || ((state == Job::QUEUED || state == Job::RUNNING) && Complete(*job))) MakeReady(*job);
 }
 
 uint64_t JobQueue::ReserveId() {
@@ -627,11 +880,9 @@ uint64_t JobQueue::ReserveId() {
 }
 
 void JobQueue::AddJob(NewJob add, JobCallback done) {
-  Section section(this);
+  auto adding = std::make_shared<Adding>();
   const uint64_t id = add.id;
-  Put(kNextJobKey, JobKey('n', next_job_).substr(1));
-  JobState& job = jobs_[id];
-  JobRecord& record = job.record;
+  JobRecord& record = adding->job.record;
   record.set_id(id);
   record.set_request_id(add.request_id);
   *record.mutable_spec() = std::move(add.spec);
@@ -639,23 +890,61 @@ void JobQueue::AddJob(NewJob add, JobCallback done) {
   record.set_tasks(static_cast<uint32_t>(add.tasks.size()));
   record.set_priority(add.priority);
   record.set_max_failures(options_.max_failures);
-  job.sight = std::move(add.sight);
-  Put(JobKey('p', id), add.plan.SerializeAsString());
-  for (uint32_t i = 0; i < add.tasks.size(); ++i) {
-    job.tasks.emplace_back().record = MakeTaskRecord(add.tasks[i], add.first_attempt);
-    job.pending.insert(i);
-    Put(TaskKey('s', id, i), add.tasks[i].SerializeAsString());
-    PutTask(job, i);
-    // A large plan must not be in memory twice.
-    quern::v1::TaskSpec().Swap(&add.tasks[i]);
+  record.set_numerics_version(add.plan.numerics_version() != 0 ? add.plan.numerics_version() : options_.numerics_version);
+  record.set_audit_fraction(add.audit_fraction);
+  adding->job.sight = std::move(add.sight);
+  adding->job.tasks.reserve(add.tasks.size());
+  adding->add = std::move(add);
+  adding->done = std::move(done);
+  AddSpecs(std::move(adding));
+}
+
+void JobQueue::AddSpecs(std::shared_ptr<Adding> adding) {
+  NewJob& add = adding->add;
+  JobState& made = adding->job;
+  std::vector<StoreWrite> writes;
+  size_t bytes = 0;
+  // All of this is outside of the mutex: others are not kept waiting for a hundred thousand tasks.
+  while (made.tasks.size() < add.tasks.size() && bytes < kSpecsAtOnce) {
+    const auto i = static_cast<uint32_t>(made.tasks.size());
+    quern::v1::TaskSpec spec;
+    spec.Swap(&add.tasks[i]);  // a large plan must not be in memory twice
+    TaskRecord task = MakeTaskRecord(spec, add.first_attempt);
+    if (task.has_output() && ChosenForAudit(add.plan.identity(), i, add.audit_fraction)) task.set_audit(TaskRecord::DUE);
+    adding->records.push_back({StoreWrite::Kind::kPut, TaskKey('t', add.id, i), task.SerializeAsString()});
+    writes.push_back({StoreWrite::Kind::kPut, TaskKey('s', add.id, i), spec.SerializeAsString()});
+    bytes += writes.back().value.size();
+    AddTask(made, std::move(task));
   }
+  if (made.tasks.size() < add.tasks.size()) {
+    {
+      MutexLock lock(&mutex_);
+      ++outside_;
+    }
+    options_.store->Write(std::move(writes), [this, adding](absl::Status status) {
+      if (status.ok()) {
+        AddSpecs(adding);
+      } else if (adding->done) {
+        adding->done(status);
+      }
+      RunDone();
+    });
+    return;
+  }
+  writes.insert(writes.end(), std::make_move_iterator(adding->records.begin()), std::make_move_iterator(adding->records.end()));
+  writes.push_back({StoreWrite::Kind::kPut, JobKey('p', add.id), add.plan.SerializeAsString()});
+  Section section(this);
+  writes_ = std::move(writes);
+  Put(kNextJobKey, JobKey('n', next_job_).substr(1));
+  JobState& job = jobs_[add.id];
+  job = std::move(made);
   if (add.finished) {
     SetState(job, Job::SUCCEEDED);
   } else {
     SetState(job, Job::QUEUED);
     if (job.tasks.empty()) MakeReady(job);
   }
-  SayJob(job, std::move(done));
+  SayJob(job, std::move(adding->done));
 }
 
 void JobQueue::GetJob(uint64_t id, JobCallback done) {
@@ -686,6 +975,7 @@ void JobQueue::PauseJob(uint64_t id, JobCallback done) {
   if (job == nullptr) return SayError(NoSuchJob(id), std::move(done));
   const Job::State state = job->record.state();
   if (state == Job::QUEUED || state == Job::RUNNING) {
+    job->held = false;  // whoever resumes it looks at its source
     SetState(*job, Job::PAUSED);
   } else if (state != Job::PAUSED) {
     return SayError(absl::FailedPreconditionError(absl::StrCat(JobName(id), " is ", Job::State_Name(state), " and cannot be paused")),
@@ -704,9 +994,9 @@ void JobQueue::CancelJob(uint64_t id, JobCallback done) {
                     std::move(done));
   }
   if (state != Job::CANCELLING && state != Job::CANCELLED) {
+    job->held = false;
     StopAttempts(*job, "the job was cancelled");
-    const bool idle = std::none_of(job->tasks.begin(), job->tasks.end(), HasGranted);
-    SetState(*job, idle ? Job::CANCELLED : Job::CANCELLING);
+    SetState(*job, job->granted == 0 ? Job::CANCELLED : Job::CANCELLING);
   }
   SayJob(*job, std::move(done));
 }
@@ -725,30 +1015,31 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
   job->sight = std::move(options.sight);
   for (uint32_t task : options.lost_tasks) {
     if (task >= job->tasks.size() || job->tasks[task].record.state() != Task::COMMITTED) continue;
-    TaskRecord& record = job->tasks[task].record;
-    record.set_state(Task::PENDING);
-    record.clear_committed_attempt();
-    record.clear_sha256();
-    job->pending.insert(task);
-    --job->committed;
-    PutTask(*job, task);
-    writes_.push_back({StoreWrite::Kind::kDelete, TaskKey('r', id, task), ""});
+    Uncommit(*job, task, Task::PENDING);
     Log(absl::StrCat(TaskName(id, task), " is done again: its file is gone"));
   }
+  if (options.audit_fraction.has_value()) {
+    job->record.set_audit_fraction(*options.audit_fraction);
+    for (uint32_t i = 0; i < job->tasks.size(); ++i) {
+      const TaskRecord& record = job->tasks[i].record;
+      const bool chosen = record.has_output() && ChosenForAudit(options.identity, i, *options.audit_fraction);
+      if (record.audit() == TaskRecord::PASSED || chosen == (record.audit() == TaskRecord::DUE)) continue;
+      SetAudit(*job, i, chosen ? TaskRecord::DUE : TaskRecord::NONE);
+      PutTask(*job, i);
+    }
+  }
   job->held = false;
-  const bool complete = job->committed == job->tasks.size();
   if (state != Job::QUEUED && state != Job::RUNNING && state != Job::PUBLISHING) {
+    for (const auto& [time, task] : job->delayed) job->pending.Insert(task, job->tasks[task].record.minimum_memory());
+    job->delayed.clear();
+    job->trouble.clear();
     for (uint32_t i = 0; i < job->tasks.size(); ++i) {
       TaskRecord& record = job->tasks[i].record;
       if (record.failures() == 0 && record.state() != Task::FAILED && record.memory_limit() == 0) continue;
       record.set_failures(0);
       // The memory that was too much then may be there now.
       record.set_memory_limit(0);
-      if (record.state() == Task::FAILED) {
-        const bool granted = HasGranted(job->tasks[i]);
-        record.set_state(granted ? Task::RUNNING : Task::PENDING);
-        if (!granted) job->pending.insert(i);
-      }
+      if (record.state() == Task::FAILED) MoveTask(*job, i, HasGranted(job->tasks[i]) ? Task::RUNNING : Task::PENDING);
       PutTask(*job, i);
     }
     for (auto& [name, worker] : workers_) {
@@ -758,7 +1049,7 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
     }
     job->record.clear_error();
   }
-  if (complete) {
+  if (Complete(*job)) {
     MakeReady(*job);
   } else {
     SetState(*job, job->next_sequence > 1 ? Job::RUNNING : Job::QUEUED);
@@ -791,17 +1082,21 @@ void JobQueue::FinishJob(uint64_t id, std::vector<quern::v1::Mismatch> mismatche
 
 void JobQueue::DeleteJob(uint64_t id, std::function<void(absl::Status)> done) {
   Section section(this);
-  if (FindJob(id) == nullptr) {
+  JobState* const job = FindJob(id);
+  if (job == nullptr) {
     Say([done = std::move(done), id](absl::Status stored) { done(stored.ok() ? NoSuchJob(id) : stored); });
     return;
   }
+  for (const uint32_t task : job->live) {
+    for (const auto& [number, attempt] : job->tasks[task].attempts) NewsFor(attempt.record.worker());
+  }
+  active_.erase(id);
   jobs_.erase(id);
   for (auto& [name, worker] : workers_) {
     for (auto it = worker.granted.begin(); it != worker.granted.end();) it = it->job == id ? worker.granted.erase(it) : std::next(it);
     worker.sight.erase(worker.sight.lower_bound({id, 0}), worker.sight.lower_bound({id + 1, 0}));
   }
   for (char kind : {'j', 'p', 's', 't', 'a', 'r'}) writes_.push_back({StoreWrite::Kind::kDeletePrefix, JobKey(kind, id), ""});
-  look_at_waiters_ = true;
   Say(std::move(done));
 }
 
@@ -825,7 +1120,7 @@ void JobQueue::ListTasks(uint64_t id, uint32_t first, int count, std::function<v
     task.set_bytes_to_write(record.bytes_to_write());
     task.set_minimum_memory(record.minimum_memory());
   }
-  Run([this, id, first, tasks = std::move(tasks), done = std::move(done)]() mutable {
+  RunReads([this, id, first, tasks = std::move(tasks), done = std::move(done)]() mutable {
     for (uint32_t i = 0; i < tasks.size(); ++i) {
       const absl::Status scanned = options_.store->Scan(TaskKey('a', id, first + i), [&](absl::string_view key, absl::string_view value) {
         AttemptRecord record;
@@ -843,6 +1138,10 @@ void JobQueue::ListTasks(uint64_t id, uint32_t first, int count, std::function<v
         attempt.set_memory(record.memory());
         *attempt.mutable_times() = record.times();
         attempt.set_peak_rss(record.peak_rss());
+        attempt.set_purpose(absl::AsciiStrToLower(
+            quern::v1::Purpose_Name(record.purpose() == quern::v1::PURPOSE_UNSPECIFIED ? quern::v1::WORK : record.purpose())));
+        attempt.set_host(record.host());
+        attempt.set_device(record.device());
         return absl::OkStatus();
       });
       if (!scanned.ok()) return done(scanned);
@@ -900,6 +1199,20 @@ std::vector<JobQueue::CommittedAttempt> JobQueue::CommittedAttempts(uint64_t id)
     out.push_back({i, record.committed_attempt(), record.label(), record.bytes_to_write()});
   }
   return out;
+}
+
+std::vector<uint64_t> JobQueue::ExpiredJobs(absl::Time before, size_t count) {
+  MutexLock lock(&mutex_);
+  std::vector<std::pair<int64_t, uint64_t>> ended;
+  for (const auto& [id, job] : jobs_) {
+    if (Terminal(job.record.state())) ended.emplace_back(job.record.end_time_ns(), id);
+  }
+  std::sort(ended.begin(), ended.end());
+  std::vector<uint64_t> expired;
+  for (size_t i = 0; i < ended.size(); ++i) {
+    if (absl::FromUnixNanos(ended[i].first) < before || ended.size() - i > count) expired.push_back(ended[i].second);
+  }
+  return expired;
 }
 
 uint32_t JobQueue::NextAttempt(uint64_t id) {

@@ -12,6 +12,23 @@
 // worker said so), LOST (its lease ran out or its worker was replaced) or STOPPED (drained, cancelled or fenced). A LOST attempt may
 // still commit, or be taken up again by its worker, while the task is not committed. The first commit fences all others.
 //
+// Who gets what. A worker with a free slot is served from the job with the highest priority; among equals from the one with the fewest
+// attempts running, then from the one served longest ago. From a job it gets, first that applies:
+//   - an audit that is due (below);
+//   - the first PENDING task that fits its memory and can finish before it leaves. A task whose attempt failed waits (retry_backoff,
+//   doubled
+//     with each failure), and for a lease after that it goes to another worker than the one it failed on, if there is one;
+//   - when no job has either: a second try (STRAGGLER) at a running task that, by its progress and by how long the job's finished tasks
+//   took,
+//     would take longer to end than to do again. One second try a task.
+// It gets nothing of a job with another numerics version than its own, nothing of a job whose files it neither sees nor can stream, and
+// nothing at all while it is cordoned, set aside, draining, or without a device that passed its self-test. A worker is set aside after
+// set_aside_after failures in a row, of two tasks at least, while others committed; its name is, until UncordonWorker.
+//
+// Audits. ChosenForAudit names the tasks. Once such a task is committed it is run again by a worker of another name; by one of the same
+// name only when for audit_patience no other could have. Its SHA-256 must be the committed one: else the job fails with DATA_LOSS, the task
+// counts as not done, and both files stay to be looked at. A job is ready when its audits are done too.
+//
 // A worker is (name, incarnation). The newest incarnation of a name wins, once: those before it are remembered, and when one of them
 // calls again it is told to stop. What it ran is LOST at once. That counts as a failure only if it died: when it had hung up before, or
 // has kept silent for a lease. One that is alive, a second worker with the same name, fails no task. A coordinator that restarts takes
@@ -33,6 +50,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -42,6 +60,8 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "daemon/queue/job_store.h"
+#include "daemon/queue/pending_tasks.h"
+#include "daemon/queue/task_times.h"
 #include "quern/store/store.pb.h"
 #include "quern/v1/jobs.pb.h"
 #include "quern/v1/plan.pb.h"
@@ -73,6 +93,7 @@ struct NewJob {
   uint32_t first_attempt = 1;
   // The result was there already: recorded as SUCCEEDED.
   bool finished = false;
+  double audit_fraction = 0;
 };
 
 struct ResumeOptions {
@@ -81,6 +102,9 @@ struct ResumeOptions {
   std::vector<uint32_t> lost_tasks;
   // Replaces the stored one; only what may change on resume differs.
   std::optional<quern::v1::JobSpec> spec;
+  // Asked for anew; with the job's identity. Tasks that passed an audit keep that.
+  std::optional<double> audit_fraction;
+  std::string identity;
 };
 
 struct JobQueueOptions {
@@ -94,12 +118,28 @@ struct JobQueueOptions {
   // How long an answer waits for the commit of an attempt that the same call reported.
   absl::Duration commit_wait = absl::Seconds(2);
   absl::Duration sight_retry = absl::Seconds(5);
+  // After a failure of a task, doubled with each further one up to the second.
+  absl::Duration retry_backoff = absl::Seconds(1);
+  absl::Duration max_retry_backoff = absl::Minutes(1);
+  uint32_t set_aside_after = 5;  // 0: never
+  // A task that no worker has memory for fails, but not before workers have had this long to come back after a restart.
+  absl::Duration settle = absl::Seconds(30);
+  absl::Duration audit_patience = absl::Seconds(30);
+  // Tasks that have run for less get no second try.
+  absl::Duration straggler_after = absl::Seconds(10);
+  // Whether a worker that does not see these files of a job can stream them to and from the coordinator. Unset: it cannot. Called with the
+  // queue's mutex held: must neither block nor call the queue.
+  std::function<bool(const quern::v1::SynchronizeRequest& worker, uint64_t job, quern::v1::SightChallenge::What what)> can_stream;
+  // Removes the file of an audit that passed. May block; runs through `run`.
+  std::function<void(const std::string& path)> remove_file;
   // Path of an attempt's file.
   std::function<std::string(const std::string& output, uint32_t task, uint32_t attempt)> attempt_path;
   // Whether the file is what the result says. May block; runs through `run`.
   std::function<absl::Status(const quern::v1::TaskSpec&, const std::string& path, const quern::v1::TaskResult&)> check_commit;
   // Runs blocking work, on another thread or at once; everything given to it must be run before the queue is destroyed.
   std::function<void(std::function<void()>)> run;
+  // As `run`, for reads of the store that an answer waits for; unset: `run`.
+  std::function<void(std::function<void()>)> run_reads;
   // All tasks of the job are committed: publish it, then call FinishJob or FailJob. Must not block.
   std::function<void(uint64_t job)> on_ready;
   // The store failed: nothing can be promised any more.
@@ -126,7 +166,7 @@ class JobQueue {
 
   // A number that no job has had. Not durable: a number that never came to a job may be given again after a restart.
   uint64_t ReserveId();
-  // Stores the job, its plan and all tasks in one step.
+  // Stores the job, its plan and all tasks. It is there as a whole or not at all.
   void AddJob(NewJob job, JobCallback done);
   void GetJob(uint64_t job, JobCallback done);
   // Jobs in order of creation, `after` exclusive; at most `count`.
@@ -144,6 +184,15 @@ class JobQueue {
   // Tasks from `first`, at most `count`, with the history of their attempts. Reads the store through `run`.
   void ListTasks(uint64_t job, uint32_t first, int count, std::function<void(absl::StatusOr<std::vector<quern::v1::Task>>)> done);
   std::vector<quern::v1::Worker> ListWorkers();
+
+  using WorkerCallback = std::function<void(absl::StatusOr<quern::v1::Worker>)>;
+  // Cordon and what set it aside are kept by name, over restarts of worker and coordinator; draining is of one process.
+  void CordonWorker(const std::string& name, const std::string& reason, WorkerCallback done);
+  void UncordonWorker(const std::string& name, WorkerCallback done);
+  void DrainWorker(const std::string& name, WorkerCallback done);
+
+  // Ended jobs, oldest end first, that ended before `before` or that are more than the newest `count`.
+  std::vector<uint64_t> ExpiredJobs(absl::Time before, size_t count);
 
   // Grows with every change of the job; 0 when there is no such job.
   uint64_t Revision(uint64_t job);
@@ -169,8 +218,10 @@ class JobQueue {
                    std::function<void(absl::StatusOr<quern::v1::SynchronizeResponse>)> done);
   void CancelSynchronize(uint64_t ticket);
 
-  // Ends leases and long polls whose time has come. To be called a few times a second.
+  // Ends leases, waits of tasks and long polls whose time has come. To be called a few times a second.
   void Tick();
+  // Every lease begins anew: for a coordinator that has just noticed that it did not run for a while, and heard nobody.
+  void GrantGrace();
   // Ends all waiting calls with UNAVAILABLE and refuses new ones.
   void Shutdown();
 
@@ -186,6 +237,7 @@ class JobQueue {
   struct Attempt {
     quern::store::AttemptRecord record;
     absl::Duration deadline;
+    absl::Duration granted_at;  // or loaded
     // Granted or renewed since this coordinator started: its death is one that we have seen.
     bool seen_alive = false;
     bool stop = false;
@@ -199,16 +251,41 @@ class JobQueue {
     std::map<uint32_t, Attempt> attempts;
   };
 
+  // Failures of a task since this coordinator started.
+  struct Trouble {
+    absl::Duration not_before = -absl::InfiniteDuration();  // of its next grant
+    absl::Duration avoid_until = -absl::InfiniteDuration();
+    std::set<std::string> failed_on;  // workers, which are avoided until then
+    bool second_try_failed = false;
+  };
+
+  // Sums over the tasks.
+  struct Totals {
+    uint64_t to_read = 0, to_write = 0;
+    uint64_t read = 0, written = 0;  // of committed tasks, as all below
+    double sum_squared_error = 0, sum_squares = 0, max_abs_error = 0, worst_relative_error = 0;
+    std::string worst_module;
+  };
+
   struct JobState {
     quern::store::JobRecord record;
     std::vector<TaskState> tasks;
-    std::set<uint32_t> pending;
-    uint32_t committed = 0;
+    uint32_t count[quern::v1::Task::State_ARRAYSIZE] = {};  // of tasks, by state
+    PendingTasks pending;                                   // PENDING and not delayed
+    std::set<std::pair<absl::Duration, uint32_t>> delayed;  // PENDING, with the time from which on they may be granted
+    std::map<uint32_t, Trouble> trouble;
+    std::set<uint32_t> live;                    // tasks with attempts in memory
+    uint32_t granted = 0;                       // attempts that are GRANTED
+    std::set<uint32_t> stragglers;              // tasks that are worth a second try now
+    std::map<uint32_t, absl::Duration> audits;  // committed tasks whose audit is due and not under way, since when
+    uint32_t audits_left = 0, audits_passed = 0;
+    Totals totals;
     uint64_t next_sequence = 1;
     uint64_t revision = 0;
+    uint64_t last_served = 0;
     bool held = false;
     std::vector<SightProbe> sight;
-    double seconds_per_byte = 0;  // of committed tasks; 0: not known
+    TaskTimes times;
   };
 
   enum class Sight { kAsked, kSeen, kBlind };
@@ -248,11 +325,32 @@ class JobQueue {
     absl::Time last_seen_wall;
     absl::Duration available_until = absl::InfiniteDuration();
     bool lost = false;
+    quern::store::WorkerRecord standing;
+    uint32_t failures_in_a_row = 0;
+    std::set<std::pair<uint64_t, uint32_t>> failed_tasks;  // of these failures
+    uint64_t commits_before = 0;                           // of all workers, when they began
+    double seconds_per_byte = 0;                           // of its last tasks; 0: not known
+    uint64_t rated_job = 0;                                // whose tasks these were
     std::set<AttemptRef> granted;
     std::set<AttemptRef> told_to_stop;
     std::map<std::pair<uint64_t, int>, SightState> sight;  // by job and SightChallenge::What
     std::optional<Waiter> waiter;
     uint64_t waiter_order = 0;
+  };
+
+  // A job on its way into the store.
+  struct Adding {
+    NewJob add;
+    JobState job;
+    std::vector<StoreWrite> records;  // of tasks
+    JobCallback done;
+  };
+
+  // How a worker gets at the files of a job.
+  struct Access {
+    bool possible = true;
+    bool fetch_source = false;
+    bool send_output = false;
   };
 
   // A grant whose TaskSpec is still to be read.
@@ -283,9 +381,12 @@ class JobQueue {
   void Flush() QUERN_REQUIRES(mutex_);
   void OnStored(uint64_t sequence, absl::Status status);
   void Run(std::function<void()> work) QUERN_REQUIRES(mutex_);
+  void RunReads(std::function<void()> work) QUERN_REQUIRES(mutex_);
   void RunDone();
   void Log(std::string line) QUERN_REQUIRES(mutex_);
 
+  // Writes the specs that are left, some at a time, and then the job.
+  void AddSpecs(std::shared_ptr<Adding> adding);
   JobState* FindJob(uint64_t id) QUERN_REQUIRES(mutex_);
   Attempt* FindAttempt(const AttemptRef& ref) QUERN_REQUIRES(mutex_);
   quern::v1::Job Snapshot(const JobState& job) const QUERN_REQUIRES(mutex_);
@@ -294,6 +395,22 @@ class JobQueue {
   void Changed(JobState& job) QUERN_REQUIRES(mutex_);
   static bool Schedulable(const JobState& job);
   static bool HasGranted(const TaskState& task);
+  // Everything is committed, and audited as far as it is to be.
+  static bool Complete(const JobState& job);
+  // The waiting call of the worker may have an answer now.
+  void NewsFor(const std::string& worker) QUERN_REQUIRES(mutex_);
+
+  // These keep the indexes of JobState, and write nothing. A task that is PENDING already is put where it belongs now.
+  void MoveTask(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
+  void SetAttemptState(JobState& job, Attempt& attempt, quern::v1::Attempt::State state) QUERN_REQUIRES(mutex_);
+  void SetAudit(JobState& job, uint32_t task, quern::store::TaskRecord::Audit audit) QUERN_REQUIRES(mutex_);
+  // Whether the audit of the task waits for a worker, as JobState.audits has it.
+  void IndexAudit(JobState& job, uint32_t task) QUERN_REQUIRES(mutex_);
+  static void AddTask(JobState& job, quern::store::TaskRecord record);
+  static void AddToTotals(const quern::store::TaskRecord& task, Totals* totals);
+  void CountTotals(JobState& job) QUERN_REQUIRES(mutex_);
+  // Its result is not good any more.
+  void Uncommit(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
 
   void SetState(JobState& job, quern::v1::Job::State state) QUERN_REQUIRES(mutex_);
   void MakeReady(JobState& job) QUERN_REQUIRES(mutex_);
@@ -309,8 +426,22 @@ class JobQueue {
   void CountFailure(JobState& job, uint32_t task, const std::string& reason, const std::string& message) QUERN_REQUIRES(mutex_);
   bool HalveMemory(TaskState& task, uint64_t used) QUERN_REQUIRES(mutex_);
   void HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
-  void FinishCheck(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& status);
-  void Commit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  void FinishCheck(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result, std::string result_text,
+                   const absl::Status& status);
+  // `result_text`: the result as it is stored.
+  void Commit(const AttemptRef& ref, const quern::v1::TaskResult& result, std::string result_text) QUERN_REQUIRES(mutex_);
+  // The job may be ready, or cancelled.
+  void EndOfAttempts(JobState& job) QUERN_REQUIRES(mutex_);
+  void FinishAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  // `attempt` of `worker` came to other bytes than those that are committed.
+  void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256)
+      QUERN_REQUIRES(mutex_);
+  // Ends all attempts of the task; `winner` as COMMITTED, others as fenced.
+  void EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) QUERN_REQUIRES(mutex_);
+  // What the end of one of its attempts says of a worker.
+  void WorkerSucceeded(const std::string& name, const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  void WorkerFailed(const std::string& name, const AttemptRef& ref, const std::string& message) QUERN_REQUIRES(mutex_);
+  void NoteTrouble(JobState& job, uint32_t task, const std::string& worker, uint32_t failures) QUERN_REQUIRES(mutex_);
 
   // A call of a new incarnation: what the old one ran is lost, and whoever waits for it is told to stop.
   void Supersede(WorkerState& worker, const quern::v1::SynchronizeRequest& request) QUERN_REQUIRES(mutex_);
@@ -328,16 +459,40 @@ class JobQueue {
   bool IsChecking(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
   void AnswerWorker(WorkerState& worker, bool even_without_news) QUERN_REQUIRES(mutex_);
   void AnswerWaiters() QUERN_REQUIRES(mutex_);
+  // Goes through the calls of workers with room for more, in the order in which they came, while there is something to be had.
+  void OfferWork() QUERN_REQUIRES(mutex_);
+  bool HasOffer() const QUERN_REQUIRES(mutex_);
+  void IndexWaiter(const WorkerState& worker) QUERN_REQUIRES(mutex_);
+  void RemoveWaiter(WorkerState& worker) QUERN_REQUIRES(mutex_);
+  static int64_t FreeSlots(const WorkerState& worker);
   bool BuildAnswer(WorkerState& worker, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
   bool AddGrants(WorkerState& worker, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
-  bool ProvesSight(WorkerState& worker, const JobState& job, quern::v1::SynchronizeResponse* response, bool* news) QUERN_REQUIRES(mutex_);
-  bool CanFinish(const WorkerState& worker, const JobState& job, const TaskState& task) const QUERN_REQUIRES(mutex_);
-  bool MemoryIsEnough(WorkerState& worker, JobState& job, uint32_t task) QUERN_REQUIRES(mutex_);
-  void Grant(WorkerState& worker, JobState& job, uint32_t task, quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs)
-      QUERN_REQUIRES(mutex_);
+  // One grant of the job, or none.
+  bool GrantFrom(WorkerState& worker, JobState& job, const Access& access, quern::v1::SynchronizeResponse* response,
+                 std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
+  bool GrantSecondTry(WorkerState& worker, JobState& job, const Access& access, quern::v1::SynchronizeResponse* response,
+                      std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
+  Access ProveSight(WorkerState& worker, const JobState& job, quern::v1::SynchronizeResponse* response, bool* news) QUERN_REQUIRES(mutex_);
+  double SecondsFor(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
+  bool CanFinish(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
+  // Whether the worker, apart from how busy it is, could run the task.
+  bool CouldRun(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
+  bool IsAvoided(const WorkerState& worker, const JobState& job, uint32_t task) const QUERN_REQUIRES(mutex_);
+  bool MayAudit(const WorkerState& worker, const JobState& job, uint32_t task, absl::Duration due) const QUERN_REQUIRES(mutex_);
+  void FailTasksThatNobodyHasMemoryFor(const WorkerState& worker, JobState& job) QUERN_REQUIRES(mutex_);
+  void FindStragglers(JobState& job) QUERN_REQUIRES(mutex_);
+  void Grant(WorkerState& worker, JobState& job, uint32_t task, quern::v1::Purpose purpose, const Access& access,
+             quern::v1::SynchronizeResponse* response, std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
   void AddDesired(JobState& job, const AttemptRef& ref, const Attempt& attempt, bool with_spec, quern::v1::SynchronizeResponse* response,
                   std::vector<SpecToLoad>* specs) QUERN_REQUIRES(mutex_);
+  // Why it gets nothing of any job now; empty: it does.
+  std::string NotReady(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
+  // Why it can be of no use as it is; empty: it can.
   std::string CannotWork(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
+  bool IsDraining(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
+  void PutWorker(const WorkerState& worker) QUERN_REQUIRES(mutex_);
+  quern::v1::Worker DescribeWorker(const std::string& name, const WorkerState& worker) const QUERN_REQUIRES(mutex_);
+  void ChangeWorker(const std::string& name, const std::function<void(WorkerState&)>& change, WorkerCallback done);
   absl::StatusOr<quern::v1::TaskSpec> LoadSpec(const AttemptRef& ref);
 
   const JobQueueOptions options_;
@@ -350,8 +505,18 @@ class JobQueue {
   uint64_t next_job_ QUERN_GUARDED_BY(mutex_) = 1;
   uint64_t revision_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t next_waiter_ QUERN_GUARDED_BY(mutex_) = 1;
-  std::map<uint64_t, std::string> waiters_ QUERN_GUARDED_BY(mutex_);  // order of arrival -> worker
-  bool look_at_waiters_ QUERN_GUARDED_BY(mutex_) = false;
+  std::set<uint64_t> active_ QUERN_GUARDED_BY(mutex_);                     // jobs that have not ended
+  std::map<uint64_t, std::string> waiters_ QUERN_GUARDED_BY(mutex_);       // order of arrival -> worker
+  std::map<uint64_t, std::string> idle_waiters_ QUERN_GUARDED_BY(mutex_);  // of them, those with a free slot
+  std::unordered_map<uint64_t, std::string> tickets_ QUERN_GUARDED_BY(mutex_);
+  // Which waiting calls are to be looked at when the section ends.
+  bool news_for_all_ QUERN_GUARDED_BY(mutex_) = false;
+  std::set<std::string> news_for_ QUERN_GUARDED_BY(mutex_);
+  bool work_arrived_ QUERN_GUARDED_BY(mutex_) = false;
+  uint64_t grants_ QUERN_GUARDED_BY(mutex_) = 0;   // since the start
+  uint64_t commits_ QUERN_GUARDED_BY(mutex_) = 0;  // since the start
+  absl::Duration settled_at_ QUERN_GUARDED_BY(mutex_) = -absl::InfiniteDuration();
+  absl::Duration next_chores_ QUERN_GUARDED_BY(mutex_) = -absl::InfiniteDuration();
   bool shut_down_ QUERN_GUARDED_BY(mutex_) = false;
   absl::Status broken_ QUERN_GUARDED_BY(mutex_);
   std::mt19937_64 random_ QUERN_GUARDED_BY(mutex_);

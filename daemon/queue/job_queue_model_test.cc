@@ -223,7 +223,7 @@ class Model {
       if (attempt.state() != AttemptStatus::RUNNING) continue;
       if (calm_ || Chance(40)) {
         attempt.set_state(AttemptStatus::COMPLETED);
-        attempt.mutable_result()->set_sha256(absl::StrCat(attempt.id().attempt()));
+        attempt.mutable_result()->set_sha256(absl::StrCat(attempt.id().job(), "/", attempt.id().task()));
       } else if (Chance(15)) {
         attempt.set_state(AttemptStatus::FAILED);
         const quern::v1::FailureReason reasons[] = {quern::v1::IO_ERROR, quern::v1::OUT_OF_MEMORY, quern::v1::DISK_FULL,

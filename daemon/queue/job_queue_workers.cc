@@ -19,9 +19,8 @@ using quern::v1::SynchronizeRequest;
 using quern::v1::SynchronizeResponse;
 using quern::v1::Task;
 
-// Without any experience of a job, a worker must be there at least this long to get a task.
-constexpr double kUnknownTaskSeconds = 60;
-constexpr double kTaskTimeMargin = 1.5;
+// Chores that need not be done at once: what only time changes, and what is too much for every tick.
+constexpr absl::Duration kChores = absl::Seconds(1);
 // A worker that is lost and holds nothing is forgotten after this.
 constexpr absl::Duration kForgetWorkerAfter = absl::Hours(1);
 // Superseded incarnations that are remembered for each name. One beyond that would be taken for the newest, once more.
@@ -35,13 +34,6 @@ void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
 }
 
 bool Ended(AttemptStatus::State state) { return state != AttemptStatus::RUNNING && state != AttemptStatus::STATE_UNSPECIFIED; }
-
-std::string UsableDevice(const SynchronizeRequest& info) {
-  for (const quern::v1::Device& device : info.devices()) {
-    if (device.self_test_passed()) return absl::StrCat(device.kind(), device.name().empty() ? "" : " ", device.name());
-  }
-  return "";
-}
 
 // For a worker in whose place another has come.
 SynchronizeResponse StopResponse(absl::string_view name, absl::string_view host, absl::Time since) {
@@ -87,9 +79,9 @@ void JobQueue::Synchronize(const SynchronizeRequest& request, uint64_t ticket,
   if (known && worker.info.incarnation() != request.incarnation()) Supersede(worker, request);
   UpdateWorker(worker, request);
   if (worker.waiter.has_value()) {
-    waiters_.erase(worker.waiter_order);
     after_unlock_.push_back(
         [done = std::move(worker.waiter->done)] { done(absl::AbortedError("a newer call of the worker took its place")); });
+    RemoveWaiter(worker);
   }
   const bool checking = IsChecking(worker);
   absl::Duration wait;
@@ -98,7 +90,36 @@ void JobQueue::Synchronize(const SynchronizeRequest& request, uint64_t ticket,
   worker.waiter = Waiter{ticket, worker.last_seen + wait, std::move(done)};
   worker.waiter_order = next_waiter_++;
   waiters_[worker.waiter_order] = request.worker();
+  tickets_[ticket] = request.worker();
   AnswerWorker(worker, wait == absl::ZeroDuration());
+}
+
+int64_t JobQueue::FreeSlots(const WorkerState& worker) {
+  std::set<AttemptRef> busy = worker.granted;
+  for (const AttemptStatus& status : worker.info.attempts()) {
+    const AttemptRef ref{ParseJobName(status.id().job()).value_or(0), status.id().task(), status.id().attempt()};
+    if (Ended(status.state())) {
+      busy.erase(ref);
+    } else {
+      busy.insert(ref);
+    }
+  }
+  return static_cast<int64_t>(worker.info.slots()) - static_cast<int64_t>(busy.size());
+}
+
+void JobQueue::IndexWaiter(const WorkerState& worker) {
+  if (FreeSlots(worker) > 0) {
+    idle_waiters_[worker.waiter_order] = worker.info.worker();
+  } else {
+    idle_waiters_.erase(worker.waiter_order);
+  }
+}
+
+void JobQueue::RemoveWaiter(WorkerState& worker) {
+  waiters_.erase(worker.waiter_order);
+  idle_waiters_.erase(worker.waiter_order);
+  tickets_.erase(worker.waiter->ticket);
+  worker.waiter.reset();
 }
 
 bool JobQueue::IsChecking(const WorkerState& worker) const {
@@ -111,14 +132,12 @@ bool JobQueue::IsChecking(const WorkerState& worker) const {
 
 void JobQueue::CancelSynchronize(uint64_t ticket) {
   Section section(this);
-  for (auto& [name, worker] : workers_) {
-    if (!worker.waiter.has_value() || worker.waiter->ticket != ticket) continue;
-    waiters_.erase(worker.waiter_order);
-    after_unlock_.push_back([done = std::move(worker.waiter->done)] { done(absl::CancelledError("the worker hung up")); });
-    worker.waiter.reset();
-    worker.hung_up = true;
-    return;
-  }
+  const auto it = tickets_.find(ticket);
+  if (it == tickets_.end()) return;
+  WorkerState& worker = workers_.at(it->second);
+  after_unlock_.push_back([done = std::move(worker.waiter->done)] { done(absl::CancelledError("the worker hung up")); });
+  RemoveWaiter(worker);
+  worker.hung_up = true;
 }
 
 void JobQueue::Supersede(WorkerState& worker, const SynchronizeRequest& request) {
@@ -143,7 +162,6 @@ void JobQueue::Supersede(WorkerState& worker, const SynchronizeRequest& request)
   worker.superseded.push_back(std::move(old));
   if (worker.superseded.size() > kMaxSuperseded) worker.superseded.pop_front();
   if (worker.waiter.has_value()) {
-    waiters_.erase(worker.waiter_order);
     Say([done = std::move(worker.waiter->done),
          response = StopResponse(name, request.host(), options_.clock->Wall())](absl::Status status) {
       if (status.ok()) {
@@ -152,7 +170,7 @@ void JobQueue::Supersede(WorkerState& worker, const SynchronizeRequest& request)
         done(status);
       }
     });
-    worker.waiter.reset();
+    RemoveWaiter(worker);
   }
   worker.info.Clear();
   worker.granted.clear();
@@ -227,7 +245,7 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
     worker.available_until = now + absl::Seconds(request.available_for().seconds()) + absl::Nanoseconds(request.available_for().nanos());
   }
   if (is_new) {
-    const std::string problem = CannotWork(worker);
+    const std::string problem = NotReady(worker);
     Log(absl::StrCat("worker ", request.worker(), " on ", request.host(), " is here, ", FormatByteSize(request.memory()),
                      problem.empty() ? "" : absl::StrCat("; it gets no tasks: ", problem)));
   }
@@ -281,13 +299,15 @@ std::set<JobQueue::AttemptRef> JobQueue::HandleAttempts(const SynchronizeRequest
         JobState& job = *FindJob(ref.job);
         TaskState& task = job.tasks[ref.task];
         // Its lease had run out, but nobody else has begun: it goes on.
-        if (attempt->record.state() == quern::v1::Attempt::LOST && task.record.state() == Task::PENDING) {
-          attempt->record.set_state(quern::v1::Attempt::GRANTED);
+        const bool audit = attempt->record.purpose() == quern::v1::AUDIT;
+        const bool wanted = audit ? job.audits.count(ref.task) > 0 : task.record.state() == Task::PENDING;
+        if (attempt->record.state() == quern::v1::Attempt::LOST && wanted) {
+          SetAttemptState(job, *attempt, quern::v1::Attempt::GRANTED);
           attempt->record.clear_end_time_ns();
           attempt->record.clear_reason();
           attempt->record.clear_message();
-          task.record.set_state(Task::RUNNING);
-          job.pending.erase(ref.task);
+          if (!audit) MoveTask(job, ref.task, Task::RUNNING);
+          IndexAudit(job, ref.task);
           PutAttempt(ref, attempt->record);
           PutTask(job, ref.task);
           Changed(job);
@@ -314,20 +334,38 @@ void JobQueue::HandleSight(WorkerState& worker, const quern::v1::SightAnswer& an
   }
 }
 
-std::string JobQueue::CannotWork(const WorkerState& worker) const {
-  if (worker.info.numerics_version() != options_.numerics_version) {
-    return absl::StrCat("its numerics version is ", worker.info.numerics_version(), ", this coordinator's is ", options_.numerics_version);
+void JobQueue::AnswerWaiters() {
+  while (true) {
+    if (news_for_all_) {
+      news_for_all_ = false;
+      const std::map<uint64_t, std::string> waiters = waiters_;
+      for (const auto& [order, name] : waiters) AnswerWorker(workers_.at(name), false);
+    } else if (!news_for_.empty()) {
+      for (const std::string& name : std::exchange(news_for_, {})) {
+        if (const auto it = workers_.find(name); it != workers_.end()) AnswerWorker(it->second, false);
+      }
+    } else if (work_arrived_) {
+      work_arrived_ = false;
+      OfferWork();
+    } else {
+      return;
+    }
   }
-  if (worker.info.devices_size() > 0 && UsableDevice(worker.info).empty()) return "none of its devices passed the self-test";
-  return "";
 }
 
-void JobQueue::AnswerWaiters() {
-  const std::map<uint64_t, std::string> waiters = waiters_;
-  for (const auto& [order, name] : waiters) {
-    const auto it = workers_.find(name);
-    if (it != workers_.end()) AnswerWorker(it->second, false);
+void JobQueue::OfferWork() {
+  for (auto it = idle_waiters_.begin(); it != idle_waiters_.end() && HasOffer();) {
+    const uint64_t order = it->first;
+    AnswerWorker(workers_.at(it->second), false);
+    it = idle_waiters_.upper_bound(order);
   }
+}
+
+bool JobQueue::HasOffer() const {
+  return std::any_of(active_.begin(), active_.end(), [this](uint64_t id) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+    const JobState& job = jobs_.at(id);
+    return Schedulable(job) && !(job.pending.empty() && job.audits.empty() && job.stragglers.empty());
+  });
 }
 
 void JobQueue::AnswerWorker(WorkerState& worker, bool even_without_news) {
@@ -338,12 +376,23 @@ void JobQueue::AnswerWorker(WorkerState& worker, bool even_without_news) {
   // One answer for the end of an attempt and for what comes next.
   if (!answer && IsChecking(worker)) return;
   if (broken_.ok() && !shut_down_ && BuildAnswer(worker, &response, &specs)) answer = true;
-  if (!answer) return;
+  if (!answer) {
+    IndexWaiter(worker);
+    return;
+  }
   SetDuration(options_.lease, response.mutable_lease());
   SetDuration(worker.granted.empty() ? absl::ZeroDuration() : options_.progress_interval, response.mutable_next_call());
   auto done = std::move(worker.waiter->done);
-  worker.waiter.reset();
-  waiters_.erase(worker.waiter_order);
+  RemoveWaiter(worker);
+  // "Go on" tells nothing that a crash could make untrue, and is not kept waiting for what others have changed.
+  const bool tells =
+      response.acknowledged_size() > 0 || !specs.empty() || !writes_.empty() ||
+      (response.desired_state() == quern::v1::DRAIN && !worker.info.draining()) ||
+      std::any_of(response.attempts().begin(), response.attempts().end(), [](const auto& attempt) { return attempt.stop(); });
+  if (!tells && broken_.ok() && !shut_down_) {
+    after_unlock_.push_back([done = std::move(done), response = std::move(response)]() mutable { done(std::move(response)); });
+    return;
+  }
   if (shut_down_) {
     Say([done = std::move(done)](absl::Status status) {
       done(status.ok() ? absl::UnavailableError("the coordinator is stopping") : status);
@@ -357,7 +406,8 @@ void JobQueue::AnswerWorker(WorkerState& worker, bool even_without_news) {
       MutexLock lock(&mutex_);
       ++outside_;
     }
-    options_.run([this, done = std::move(done), response = std::move(response), specs = std::move(specs)]() mutable {
+    const auto& run = options_.run_reads ? options_.run_reads : options_.run;
+    run([this, done = std::move(done), response = std::move(response), specs = std::move(specs)]() mutable {
       absl::Status loaded;
       for (const SpecToLoad& load : specs) {
         absl::StatusOr<quern::v1::TaskSpec> spec = LoadSpec(load.ref);
@@ -380,7 +430,8 @@ void JobQueue::AnswerWorker(WorkerState& worker, bool even_without_news) {
 bool JobQueue::BuildAnswer(WorkerState& worker, SynchronizeResponse* response, std::vector<SpecToLoad>* specs) {
   bool news = false;
   const SynchronizeRequest& info = worker.info;
-  response->set_desired_state(info.draining() ? quern::v1::DRAIN : quern::v1::RUN);
+  response->set_desired_state(IsDraining(worker) ? quern::v1::DRAIN : quern::v1::RUN);
+  if (IsDraining(worker) && !info.draining()) news = true;
   std::set<AttemptRef> listed;
   for (const AttemptStatus& status : info.attempts()) {
     const uint64_t job_id = ParseJobName(status.id().job()).value_or(0);
@@ -412,7 +463,7 @@ bool JobQueue::BuildAnswer(WorkerState& worker, SynchronizeResponse* response, s
     AddDesired(*FindJob(ref.job), ref, attempt, true, response, specs);
     news = true;
   }
-  if (!info.draining() && CannotWork(worker).empty() && AddGrants(worker, response, specs)) news = true;
+  if (NotReady(worker).empty() && AddGrants(worker, response, specs)) news = true;
   return news;
 }
 
@@ -422,8 +473,10 @@ void JobQueue::AddDesired(JobState& job, const AttemptRef& ref, const Attempt& a
   desired.mutable_id()->set_job(JobName(ref.job));
   desired.mutable_id()->set_task(ref.task);
   desired.mutable_id()->set_attempt(ref.attempt);
-  desired.set_purpose(quern::v1::WORK);
+  desired.set_purpose(attempt.record.purpose() == quern::v1::PURPOSE_UNSPECIFIED ? quern::v1::WORK : attempt.record.purpose());
   desired.set_memory(attempt.record.memory());
+  desired.set_fetch_source(attempt.record.fetch_source());
+  desired.set_send_output(attempt.record.send_output());
   const quern::v1::JobSpec& job_spec = job.record.spec();
   desired.set_reader(job_spec.has_dequantize() ? job_spec.dequantize().reader() : job_spec.quantize().reader());
   if (job.tasks[ref.task].record.has_output()) {
@@ -432,155 +485,28 @@ void JobQueue::AddDesired(JobState& job, const AttemptRef& ref, const Attempt& a
   if (with_spec) specs->push_back({response->attempts_size() - 1, ref});
 }
 
-bool JobQueue::AddGrants(WorkerState& worker, SynchronizeResponse* response, std::vector<SpecToLoad>* specs) {
-  bool news = false;
-  std::set<AttemptRef> busy = worker.granted;
-  for (const AttemptStatus& status : worker.info.attempts()) {
-    const AttemptRef ref{ParseJobName(status.id().job()).value_or(0), status.id().task(), status.id().attempt()};
-    if (Ended(status.state())) {
-      busy.erase(ref);
-    } else {
-      busy.insert(ref);
-    }
-  }
-  int64_t free = static_cast<int64_t>(worker.info.slots()) - static_cast<int64_t>(busy.size());
-  if (free <= 0) return false;
-  std::vector<JobState*> jobs;
-  for (auto& [id, job] : jobs_) {
-    if (Schedulable(job) && !job.pending.empty()) jobs.push_back(&job);
-  }
-  std::stable_sort(jobs.begin(), jobs.end(),
-                   [](const JobState* a, const JobState* b) { return a->record.priority() > b->record.priority(); });
-  for (JobState* job : jobs) {
-    if (free <= 0) break;
-    if (!ProvesSight(worker, *job, response, &news)) continue;
-    const std::vector<uint32_t> pending(job->pending.begin(), job->pending.end());
-    for (uint32_t task : pending) {
-      if (free <= 0 || !Schedulable(*job)) break;
-      if (!MemoryIsEnough(worker, *job, task) || !CanFinish(worker, *job, job->tasks[task])) continue;
-      Grant(worker, *job, task, response, specs);
-      news = true;
-      --free;
-    }
-  }
-  return news;
-}
-
-bool JobQueue::ProvesSight(WorkerState& worker, const JobState& job, SynchronizeResponse* response, bool* news) {
-  bool proved = true;
-  const absl::Duration now = options_.clock->Monotonic();
-  for (const SightProbe& probe : job.sight) {
-    const auto [it, inserted] = worker.sight.try_emplace({job.record.id(), probe.what});
-    SightState& sight = it->second;
-    if (sight.state == Sight::kSeen) continue;
-    proved = false;
-    const bool again = !inserted && now - sight.time >= options_.sight_retry;
-    if (inserted || again) {
-      const uint64_t words[2] = {random_(), random_()};
-      sight.nonce.assign(reinterpret_cast<const char*>(words), sizeof(words));
-      sight.expected = SightDigest(sight.nonce, probe.samples);
-      sight.state = Sight::kAsked;
-      sight.time = now;
-      *news = true;
-    }
-    if (worker.waiter.has_value()) worker.waiter->deadline = std::min(worker.waiter->deadline, sight.time + options_.sight_retry);
-    if (sight.state != Sight::kAsked) continue;
-    quern::v1::SightChallenge& challenge = *response->add_challenges();
-    challenge.set_job(JobName(job.record.id()));
-    challenge.set_what(probe.what);
-    challenge.set_path(probe.path);
-    challenge.set_size(probe.size);
-    challenge.mutable_offsets()->Assign(probe.offsets.begin(), probe.offsets.end());
-    challenge.set_nonce(sight.nonce);
-  }
-  return proved;
-}
-
-bool JobQueue::MemoryIsEnough(WorkerState& worker, JobState& job, uint32_t task) {
-  const uint64_t minimum = job.tasks[task].record.minimum_memory();
-  if (worker.info.memory() >= minimum) return true;
-  for (const auto& [name, other] : workers_) {
-    if (!other.lost && other.info.slots() > 0 && other.info.memory() >= minimum && CannotWork(other).empty()) return false;
-  }
-  FailTask(job, task, "MEMORY_TOO_SMALL",
-           absl::StrCat("it needs a buffer pool of at least ", FormatByteSize(minimum), ", and worker ", worker.info.worker(), " has ",
-                        FormatByteSize(worker.info.memory()), ": start a worker with more --memory, then run the job again"));
-  return false;
-}
-
-bool JobQueue::CanFinish(const WorkerState& worker, const JobState& job, const TaskState& task) const {
-  if (worker.available_until == absl::InfiniteDuration()) return true;
-  double seconds = kUnknownTaskSeconds;
-  if (job.seconds_per_byte > 0) {
-    seconds = kTaskTimeMargin * job.seconds_per_byte * static_cast<double>(task.record.bytes_to_read() + task.record.bytes_to_write());
-  }
-  return options_.clock->Monotonic() + absl::Seconds(seconds) <= worker.available_until;
-}
-
-void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, SynchronizeResponse* response,
-                     std::vector<SpecToLoad>* specs) {
-  TaskState& task = job.tasks[task_index];
-  const uint32_t number = task.record.next_attempt();
-  task.record.set_next_attempt(number + 1);
-  task.record.set_state(Task::RUNNING);
-  job.pending.erase(task_index);
-  const AttemptRef ref{job.record.id(), task_index, number};
-  Attempt& attempt = task.attempts[number];
-  quern::store::AttemptRecord& record = attempt.record;
-  record.set_state(quern::v1::Attempt::GRANTED);
-  record.set_worker(worker.info.worker());
-  record.set_incarnation(worker.info.incarnation());
-  record.set_host(worker.info.host());
-  record.set_grant_time_ns(absl::ToUnixNanos(options_.clock->Wall()));
-  record.set_device(UsableDevice(worker.info));
-  record.set_grant_sequence(job.next_sequence++);
-  const uint64_t limit = task.record.memory_limit();
-  record.set_memory(limit == 0 ? worker.info.memory() : std::min(limit, worker.info.memory()));
-  attempt.deadline = options_.clock->Monotonic() + options_.lease;
-  attempt.seen_alive = true;
-  worker.granted.insert(ref);
-  PutTask(job, task_index);
-  PutAttempt(ref, record);
-  Changed(job);
-  if (job.record.state() == Job::QUEUED) SetState(job, Job::RUNNING);
-  AddDesired(job, ref, attempt, true, response, specs);
-}
-
-std::vector<quern::v1::Worker> JobQueue::ListWorkers() {
-  MutexLock lock(&mutex_);
-  std::vector<quern::v1::Worker> out;
-  for (const auto& [name, state] : workers_) {
-    quern::v1::Worker& worker = out.emplace_back();
-    worker.set_name(WorkerName(name));
-    worker.set_host(state.info.host());
-    worker.set_incarnation(state.info.incarnation());
-    worker.set_state(state.lost ? "lost" : state.info.draining() ? "draining" : !CannotWork(state).empty() ? "unusable" : "ready");
-    worker.set_memory(state.info.memory());
-    worker.set_threads(state.info.threads());
-    for (const quern::v1::Device& device : state.info.devices()) {
-      worker.add_devices(absl::StrCat(device.kind(), device.name().empty() ? "" : " ", device.name()));
-    }
-    for (const AttemptRef& ref : state.granted) worker.add_tasks(TaskName(ref.job, ref.task));
-    const int64_t ns = absl::ToUnixNanos(state.last_seen_wall);
-    worker.mutable_last_seen()->set_seconds(ns / 1'000'000'000);
-    worker.mutable_last_seen()->set_nanos(static_cast<int32_t>(ns % 1'000'000'000));
-    worker.set_version(state.info.version());
-  }
-  return out;
-}
-
 void JobQueue::Tick() {
   Section section(this);
   const absl::Duration now = options_.clock->Monotonic();
+  for (const uint64_t id : active_) {
+    JobState& job = jobs_.at(id);
+    while (!job.delayed.empty() && job.delayed.begin()->first <= now) {
+      const uint32_t task = job.delayed.begin()->second;
+      job.delayed.erase(job.delayed.begin());
+      job.pending.Insert(task, job.tasks[task].record.minimum_memory());
+      work_arrived_ = true;
+    }
+  }
   for (auto it = workers_.begin(); it != workers_.end();) {
     WorkerState& worker = it->second;
-    const std::set<AttemptRef> granted = worker.granted;
-    for (const AttemptRef& ref : granted) {
+    std::vector<AttemptRef> expired;
+    for (const AttemptRef& ref : worker.granted) {
       const Attempt* const attempt = FindAttempt(ref);
-      if (attempt != nullptr && attempt->deadline <= now && checking_.count(ref) == 0) {
-        const std::string message = absl::StrCat("worker ", it->first, " has not been heard of for ", absl::FormatDuration(options_.lease));
-        if (LoseAttempt(ref, message)) CountFailure(*FindJob(ref.job), ref.task, "WORKER_LOST", message);
-      }
+      if (attempt != nullptr && attempt->deadline <= now && checking_.count(ref) == 0) expired.push_back(ref);
+    }
+    for (const AttemptRef& ref : expired) {
+      const std::string message = absl::StrCat("worker ", it->first, " has not been heard of for ", absl::FormatDuration(options_.lease));
+      if (LoseAttempt(ref, message)) CountFailure(*FindJob(ref.job), ref.task, "WORKER_LOST", message);
     }
     for (Superseded& old : worker.superseded) {
       if (old.dead_at <= now) CountSuspicions(old);
@@ -590,15 +516,36 @@ void JobQueue::Tick() {
       Log(absl::StrCat("worker ", it->first, " is lost"));
     }
     if (worker.waiter.has_value() && worker.waiter->deadline <= now) AnswerWorker(worker, true);
-    const bool forget = worker.lost && worker.granted.empty() && !worker.waiter.has_value() && now - worker.last_seen >= kForgetWorkerAfter;
+    const bool remembered = worker.standing.cordoned() || worker.standing.set_aside();
+    const bool forget =
+        worker.lost && !remembered && worker.granted.empty() && !worker.waiter.has_value() && now - worker.last_seen >= kForgetWorkerAfter;
     it = forget ? workers_.erase(it) : std::next(it);
+  }
+  if (now < next_chores_) return;
+  next_chores_ = now + kChores;
+  for (const uint64_t id : active_) FindStragglers(jobs_.at(id));
+  // What was refused before may be granted now: time alone ends the waiting for another worker.
+  if (!idle_waiters_.empty() && HasOffer()) work_arrived_ = true;
+}
+
+void JobQueue::GrantGrace() {
+  MutexLock lock(&mutex_);
+  const absl::Duration now = options_.clock->Monotonic();
+  for (auto& [id, job] : jobs_) {
+    for (const uint32_t task : job.live) {
+      for (auto& [number, attempt] : job.tasks[task].attempts) attempt.deadline = now + options_.lease;
+    }
+  }
+  for (auto& [name, worker] : workers_) {
+    if (!worker.lost) worker.last_seen = now;
+    for (Superseded& old : worker.superseded) old.dead_at = now + options_.lease;
   }
 }
 
 void JobQueue::Shutdown() {
   Section section(this);
   shut_down_ = true;
-  look_at_waiters_ = true;
+  news_for_all_ = true;
 }
 
 }  // namespace quern::daemon

@@ -19,6 +19,7 @@ namespace quern::daemon {
 //   'p' job                      PlanSummary         's' job task       TaskSpec
 //   't' job task                 TaskRecord          'a' job task att   AttemptRecord
 //   'r' job task                 TaskResult          'n'                next job id (u64)
+//   'w' name of a worker         WorkerRecord
 // Do not renumber.
 std::string JobKey(char kind, uint64_t job);
 std::string TaskKey(char kind, uint64_t job, uint32_t task);
@@ -53,8 +54,8 @@ class JobStore {
 // Keeps everything in memory: for tests, and for jobs that are not worth resuming (verification).
 std::unique_ptr<JobStore> NewMemoryJobStore();
 
-// RocksDB in `directory`, made if absent; group commit: all writes that arrive while one sync runs share the next. FAILED_PRECONDITION
-// for a store with a newer version; UNAVAILABLE when another process has it open.
+// RocksDB in `directory`, made if absent; group commit: all writes that arrive while one sync runs share the next. A store with an older
+// version is migrated (store_migration.h). FAILED_PRECONDITION for one with a newer version; UNAVAILABLE when another process has it open.
 absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory);
 
 }  // namespace quern::daemon

@@ -3,6 +3,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/worker_name.h"
 
 namespace quern::daemon {
 
@@ -20,6 +21,14 @@ absl::StatusOr<uint64_t> ParseJobName(absl::string_view name) {
     return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is no job: a job is named jobs/NUMBER"));
   }
   return job;
+}
+
+absl::StatusOr<std::string> ParseWorkerName(absl::string_view name) {
+  absl::string_view worker = name;
+  if (!absl::ConsumePrefix(&worker, "workers/") || !CheckWorkerName(worker).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is no worker: a worker is named workers/NAME"));
+  }
+  return std::string(worker);
 }
 
 }  // namespace quern::daemon

@@ -16,6 +16,7 @@ std::string WorkerName(absl::string_view worker);
 
 // INVALID_ARGUMENT shows the form that a name has.
 absl::StatusOr<uint64_t> ParseJobName(absl::string_view name);
+absl::StatusOr<std::string> ParseWorkerName(absl::string_view name);
 
 }  // namespace quern::daemon
 

@@ -1,7 +1,9 @@
 // The only file that knows RocksDB. Its errors become Status here.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -11,8 +13,9 @@
 #include "base/status_macros.h"
 #include "daemon/queue/group_commit.h"
 #include "daemon/queue/job_store.h"
-#include "quern/store/store.pb.h"
+#include "daemon/queue/store_migration.h"
 #include "rocksdb/cache.h"
+#include "rocksdb/convenience.h"
 #include "rocksdb/db.h"
 #include "rocksdb/options.h"
 #include "rocksdb/table.h"
@@ -20,9 +23,6 @@
 
 namespace quern::daemon {
 namespace {
-
-constexpr uint32_t kStoreVersion = 1;
-constexpr char kVersionKey[] = "v";
 
 // A full disk must not keep the store from recording that the disk is full: this file is given up for that.
 constexpr char kBallastName[] = "ballast";
@@ -76,9 +76,12 @@ rocksdb::Options StoreOptions() {
   options.keep_log_file_num = 2;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
-  options.compression = rocksdb::kNoCompression;
+  // Plans are mostly names and padding.
+  const std::vector<rocksdb::CompressionType> known = rocksdb::GetSupportedCompressions();
+  const bool lz4 = std::find(known.begin(), known.end(), rocksdb::kLZ4Compression) != known.end();
+  options.compression = lz4 ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
   rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(4 << 20);
+  table.block_cache = rocksdb::NewLRUCache(16 << 20);  // indexes of a large plan among it
   table.cache_index_and_filter_blocks = true;
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;
@@ -167,30 +170,6 @@ class RocksDbJobStore : public JobStore {
   GroupCommitter committer_;  // last: its thread uses the others until it is destroyed
 };
 
-absl::Status CheckVersion(JobStore* store, const std::string& directory) {
-  const absl::StatusOr<std::string> text = store->Get(kVersionKey);
-  quern::store::StoreVersion version;
-  if (absl::IsNotFound(text.status())) {
-    // Only an empty store is new: records without a version were written by something else.
-    bool empty = true;
-    QUERN_RETURN_IF_ERROR(store->Scan("", [&](absl::string_view, absl::string_view) {
-      empty = false;
-      return absl::OkStatus();
-    }));
-    if (!empty) return absl::DataLossError(absl::StrCat("job store ", directory, " has records but no version"));
-    version.set_version(kStoreVersion);
-    version.set_written_by("quernd");
-    return store->WriteSync({{StoreWrite::Kind::kPut, kVersionKey, version.SerializeAsString()}});
-  }
-  QUERN_RETURN_IF_ERROR(text.status());
-  if (!version.ParseFromString(*text)) return absl::DataLossError(absl::StrCat("job store ", directory, ": unreadable version record"));
-  if (version.version() > kStoreVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("job store ", directory, " has version ", version.version(), ", this program knows ",
-                                                      kStoreVersion, ": use the newer program or another --state-dir"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory) {
@@ -204,7 +183,7 @@ absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string&
   rocksdb::DB* db = nullptr;
   QUERN_RETURN_IF_ERROR(ToStatus(rocksdb::DB::Open(options, directory, &db), directory));
   auto store = std::make_unique<RocksDbJobStore>(directory, std::unique_ptr<rocksdb::DB>(db));
-  QUERN_RETURN_IF_ERROR(CheckVersion(store.get(), directory));
+  QUERN_RETURN_IF_ERROR(PrepareStore(store.get(), directory));
   const std::string ballast = JoinPath(directory, kBallastName);
   if (!FileExists(ballast)) QUERN_RETURN_IF_ERROR(WriteFileDurably(ballast, std::string(kBallastSize, '\0')));
   QUERN_RETURN_IF_ERROR(SyncDirectory(DirName(directory)));

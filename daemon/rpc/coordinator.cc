@@ -11,9 +11,11 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/hub_cache.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/planner/source_evidence.h"
 #include "daemon/publish/run_record.h"
+#include "daemon/queue/audit.h"
 #include "daemon/queue/names.h"
 #include "daemon/recipe/recipe.h"
 #include "daemon/rpc/commit_check.h"
@@ -32,7 +34,14 @@ using quern::v1::PlanSummary;
 
 constexpr int kShortThreads = 4;
 constexpr int kLongThreads = 4;
+constexpr int kReadThreads = 2;
 constexpr absl::Duration kTick = absl::Milliseconds(50);
+// A tick that comes later than this: the process was stopped, or the machine slept.
+constexpr absl::Duration kLateTick = absl::Seconds(3);
+constexpr absl::Duration kExpiry = absl::Minutes(1);
+// A wall clock that ran so much further than the monotonic one has jumped. What is old is then not known for a while.
+constexpr absl::Duration kWallJump = absl::Minutes(10);
+constexpr absl::Duration kDistrust = absl::Hours(24);
 
 bool WritesOutput(const JobSpec& spec) { return spec.operation() != quern::v1::VERIFY; }
 
@@ -42,10 +51,14 @@ bool Overwrites(const JobSpec& spec) {
 
 bool Unfinished(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PUBLISHING; }
 
+bool Ended(Job::State state) { return state == Job::SUCCEEDED || state == Job::FAILED || state == Job::CANCELLED; }
+
 // Files that cannot be read or written, as opposed to files with something wrong in them.
 bool MayPass(const absl::Status& status) { return absl::IsDataLoss(status) || absl::IsUnavailable(status) || absl::IsNotFound(status); }
 
-absl::Status NoClaim(const absl::Status& status) { return absl::IsFailedPrecondition(status) ? WithReason(status, "OUTPUT_IN_USE") : status; }
+absl::Status NoClaim(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) ? WithReason(status, "OUTPUT_IN_USE") : status;
+}
 
 quern::v1::JobError ErrorOf(const absl::Status& status, absl::string_view otherwise) {
   quern::v1::JobError error;
@@ -135,19 +148,29 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   queue.clock = self->options_.clock;
   queue.numerics_version = quant::kNumericsVersion;
   queue.lease = self->options_.lease;
+  queue.retry_backoff = self->options_.retry_backoff;
+  queue.settle = self->options_.settle;
   queue.long_poll = self->options_.long_poll;
   queue.attempt_path = AttemptPath;
   queue.check_commit = [self](const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result) {
     return CheckCommit(spec, path, result, self->options_.file_patience);
   };
   queue.run = [self](std::function<void()> work) { self->short_work_->Schedule(std::move(work)); };
+  self->reads_ = std::make_unique<ThreadPool>(kReadThreads);
+  queue.run_reads = [self](std::function<void()> work) { self->reads_->Schedule(std::move(work)); };
+  queue.remove_file = [self](const std::string& path) {
+    if (const absl::Status removed = RemoveFile(path); !removed.ok() && self->options_.log) self->options_.log(removed.ToString());
+  };
   queue.on_ready = [self](uint64_t job) { self->Schedule([self, job] { self->Publish(job); }, nullptr); };
   queue.on_broken = self->options_.on_broken;
   queue.on_event = self->options_.log;
   QUERN_ASSIGN_OR_RETURN(self->queue_, JobQueue::Open(std::move(queue)));
   for (uint64_t job : self->queue_->HeldJobs()) self->Schedule([self, job] { self->Recheck(job); }, nullptr);
   self->recheck_ticker_ = std::make_unique<Ticker>(self->options_.recheck_interval, [self] { self->RecheckWaiting(); });
-  self->ticker_ = std::make_unique<Ticker>(kTick, [self] { self->queue_->Tick(); });
+  self->last_tick_ = self->options_.clock->Monotonic();
+  self->next_expiry_ = self->last_tick_ + kExpiry;
+  self->expiry_wall_ = self->options_.clock->Wall();
+  self->ticker_ = std::make_unique<Ticker>(kTick, [self] { self->Tick(); });
   return coordinator;
 }
 
@@ -157,7 +180,47 @@ Coordinator::~Coordinator() {
   recheck_ticker_.reset();
   long_work_.reset();
   queue_.reset();
+  reads_.reset();
   short_work_.reset();
+}
+
+void Coordinator::Tick() {
+  const absl::Duration now = options_.clock->Monotonic();
+  if (now - last_tick_ > kLateTick) {
+    if (options_.log) {
+      options_.log(absl::StrCat("this coordinator did not run for ", absl::FormatDuration(now - last_tick_), ": leases begin anew"));
+    }
+    queue_->GrantGrace();
+  }
+  last_tick_ = now;
+  queue_->Tick();
+  if (now < next_expiry_) return;
+  const absl::Time wall = options_.clock->Wall();
+  if (absl::AbsDuration((wall - expiry_wall_) - (now - next_expiry_ + kExpiry)) > kWallJump) {
+    ages_untrusted_until_ = now + kDistrust;
+    if (options_.log) options_.log("the wall clock has jumped: for a day no job is deleted for its age");
+  }
+  expiry_wall_ = wall;
+  next_expiry_ = now + kExpiry;
+  const absl::Time before = now < ages_untrusted_until_ ? absl::InfinitePast() : wall - options_.keep_jobs_for;
+  std::vector<uint64_t> expired = queue_->ExpiredJobs(before, options_.keep_jobs);
+  if (!expired.empty()) Schedule([this, expired = std::move(expired)] { Expire(expired); }, nullptr);
+}
+
+void Coordinator::Expire(const std::vector<uint64_t>& jobs) {
+  for (const uint64_t id : jobs) {
+    const std::optional<JobRecord> record = queue_->Record(id);
+    if (!record.has_value() || !BeginWork(record->spec().output()).ok()) continue;
+    const std::optional<JobRecord> now = queue_->Record(id);
+    if (now.has_value() && Ended(now->state())) {
+      const absl::Status deleted = Delete(id);
+      if (options_.log) {
+        options_.log(deleted.ok() ? absl::StrCat(JobName(id), " has expired and is forgotten")
+                                  : absl::StrCat(JobName(id), " has expired and cannot be deleted: ", deleted.ToString()));
+      }
+    }
+    EndWork(record->spec().output());
+  }
 }
 
 void Coordinator::Shutdown() {
@@ -213,13 +276,32 @@ void Coordinator::EndWork(const std::string& output) {
 // ---- What may be touched ----
 
 absl::StatusOr<std::string> Coordinator::CheckSource(const std::string& source) const {
-  QUERN_ASSIGN_OR_RETURN(const std::string directory, checkpoint::ResolveSource(source));
-  absl::StatusOr<std::string> real = options_.paths.Resolve(directory);
-  if (!real.ok()) return Annotate(real.status(), "source");
+  const PathPolicy& paths = options_.paths;
+  // Before anything is looked at: whether something exists outside of the roots is no client's business.
+  const bool hub = !paths.everything() && checkpoint::IsHubName(source);
+  if (hub && !paths.Resolve(checkpoint::HubCacheDirectory()).ok()) {
+    return WithReason(absl::PermissionDeniedError(absl::StrCat("source ", source,
+                                                               ": the Hugging Face cache is not part of what this "
+                                                               "coordinator may touch; give a directory, or start quernd with an "
+                                                               "--allow-root that holds the cache")),
+                      "PATH_NOT_ALLOWED");
+  }
+  if (!paths.everything() && !hub) QUERN_RETURN_IF_ERROR(Annotate(paths.Resolve(source).status(), "source"));
+  const absl::StatusOr<std::string> directory = checkpoint::ResolveSource(source);
+  absl::StatusOr<std::string> real = directory.ok() ? paths.Resolve(*directory) : directory.status();
+  if (hub && (absl::IsPermissionDenied(real.status()) || absl::IsNotFound(real.status()))) {
+    return absl::NotFoundError(
+        absl::StrCat("the Hugging Face cache of the coordinator has no ", source, "; download it there: hf download"));
+  }
+  if (!real.ok() && directory.ok()) return Annotate(real.status(), "source");
   return real;
 }
 
 absl::StatusOr<std::string> Coordinator::CheckInputs(JobSpec& spec) const {
+  if (spec.has_verify()) {
+    if (!spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()).status());
+    return std::string();
+  }
   if (spec.has_dequantize()) return CheckSource(spec.dequantize().source());
   if (!spec.has_quantize()) return std::string();
   quern::v1::QuantizeSpec& quantize = *spec.mutable_quantize();
@@ -243,7 +325,6 @@ absl::StatusOr<JobSpec> Coordinator::CheckSpec(const JobSpec& spec) const {
   if (!output.ok()) return Annotate(output.status(), "output");
   checked.set_output(*std::move(output));
   QUERN_ASSIGN_OR_RETURN(const std::string source, CheckInputs(checked));
-  if (spec.has_verify() && !spec.verify().against().empty()) QUERN_RETURN_IF_ERROR(CheckSource(spec.verify().against()).status());
   if (WritesOutput(spec)) QUERN_RETURN_IF_ERROR(CheckApart(source, checked.output()));
   return checked;
 }
@@ -353,6 +434,10 @@ absl::StatusOr<Job> Coordinator::Create(const CreateJobRequest& request) {
   if (const std::optional<uint64_t> same = queue_->FindByRequestId(request.request_id()); same.has_value()) {
     return Await([&](JobCallback done) { queue_->GetJob(*same, std::move(done)); });
   }
+  QUERN_RETURN_IF_ERROR(WithReason(CheckAuditFraction(request.audit_fraction()), "BAD_OPTION"));
+  if (request.audit_fraction() > 0 && !WritesOutput(request.spec())) {
+    return WithReason(absl::InvalidArgumentError("a verification writes nothing that could be audited"), "BAD_OPTION");
+  }
   QUERN_ASSIGN_OR_RETURN(const JobSpec spec, CheckSpec(request.spec()));
   if (!WritesOutput(spec)) return Add(request, spec, 1);
   QUERN_RETURN_IF_ERROR(BeginWork(spec.output()));
@@ -374,7 +459,7 @@ absl::StatusOr<Job> Coordinator::CreateForOutput(const CreateJobRequest& request
     } else {
       same = CheckIdentity(spec, plan);
     }
-    if (same.ok()) return Resume(*existing, spec);
+    if (same.ok()) return Resume(*existing, &request, spec);
     if (!absl::IsFailedPrecondition(same)) return same;
     if (!Overwrites(spec)) {
       return WithReason(
@@ -455,6 +540,7 @@ absl::StatusOr<Job> Coordinator::Add(const CreateJobRequest& request, const JobS
     add.request_id = request.request_id();
     add.spec = spec;
     add.priority = request.priority();
+    add.audit_fraction = request.audit_fraction();
     add.plan = std::move(plan.summary);
     add.tasks = std::move(plan.tasks);
     add.first_attempt = first_attempt;
@@ -482,12 +568,20 @@ void Coordinator::GetJob(uint64_t id, JobCallback done) {
   });
 }
 
-absl::StatusOr<Job> Coordinator::Resume(uint64_t id, std::optional<JobSpec> spec) {
+absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* request, std::optional<JobSpec> spec) {
   std::optional<JobRecord> record = queue_->Record(id);
   if (!record.has_value()) return absl::NotFoundError(absl::StrCat("there is no ", JobName(id)));
   if (Unfinished(record->state()) && !queue_->IsHeld(id)) {
     return Await([&](JobCallback done) { queue_->GetJob(id, std::move(done)); });
   }
+  // What is done already would not fit what is still to be done.
+  if (record->numerics_version() != quant::kNumericsVersion) {
+    return WithReason(absl::FailedPreconditionError(absl::StrCat(
+                          JobName(id), " was begun with numerics version ", record->numerics_version(), ", this coordinator has ",
+                          quant::kNumericsVersion, ": finish it with the version of Quern that began it, or start over with --overwrite")),
+                      "NUMERICS_CHANGED");
+  }
+  const bool held = queue_->IsHeld(id);
   QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(id));
   // With a spec the caller has looked already.
   if (!spec.has_value()) QUERN_RETURN_IF_ERROR(CheckIdentity(record->spec(), plan));
@@ -498,6 +592,14 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, std::optional<JobSpec> spec
   if (WritesOutput(record->spec())) QUERN_RETURN_IF_ERROR(MakeDirectories(AttemptDirectory(record->spec().output())));
   QUERN_ASSIGN_OR_RETURN(options.sight, SightOf(*record, plan));
   options.spec = std::move(spec);
+  if (request != nullptr) {
+    options.audit_fraction = request->audit_fraction();
+    options.identity = plan.identity();
+  }
+  // To look at many files takes a while. A job that was paused or cancelled meanwhile is not to go on.
+  if (held && !queue_->IsHeld(id)) {
+    return Await([&](JobCallback done) { queue_->GetJob(id, std::move(done)); });
+  }
   return Await([&](JobCallback done) { queue_->ResumeJob(id, std::move(options), std::move(done)); });
 }
 
@@ -508,7 +610,7 @@ void Coordinator::ResumeJob(uint64_t id, JobCallback done) {
         if (!record.has_value()) return done(absl::NotFoundError(absl::StrCat("there is no ", JobName(id))));
         const std::string& output = record->spec().output();
         if (absl::Status begun = BeginWork(output); !begun.ok()) return done(begun);
-        absl::StatusOr<Job> job = Resume(id, std::nullopt);
+        absl::StatusOr<Job> job = Resume(id, nullptr, std::nullopt);
         EndWork(output);
         done(std::move(job));
       },
@@ -519,7 +621,7 @@ void Coordinator::Recheck(uint64_t id) {
   const std::optional<JobRecord> record = queue_->Record(id);
   if (!record.has_value() || !BeginWork(record->spec().output()).ok()) return;
   if (queue_->IsHeld(id)) {
-    const absl::StatusOr<Job> job = Resume(id, std::nullopt);
+    const absl::StatusOr<Job> job = Resume(id, nullptr, std::nullopt);
     if (!WaitsForFiles(id, job.status()) && !job.ok()) queue_->FailJob(id, ErrorOf(job.status(), "SOURCE_CHANGED"), nullptr);
   }
   EndWork(record->spec().output());
@@ -606,7 +708,7 @@ void Coordinator::DeleteJob(uint64_t id, std::function<void(absl::Status)> done)
         // Again, now that nothing else is at work there.
         const std::optional<JobRecord> now = queue_->Record(id);
         absl::Status status = absl::OkStatus();
-        if (now.has_value() && now->state() != Job::SUCCEEDED && now->state() != Job::FAILED && now->state() != Job::CANCELLED) {
+        if (now.has_value() && !Ended(now->state())) {
           status = absl::FailedPreconditionError(
               absl::StrCat(JobName(id), " is ", Job::State_Name(now->state()), ": cancel it before it is deleted"));
         } else {
@@ -695,8 +797,8 @@ void Coordinator::PlanJob(const JobSpec& spec, std::function<void(absl::StatusOr
         JobSpec resolved = spec;
         const absl::Status checked = [&]() -> absl::Status {
           QUERN_RETURN_IF_ERROR(CheckDetails(spec));
-          // A plan needs no output; where there is one it must do.
-          if (!spec.output().empty()) {
+          // A plan needs no output; where there is one it must do. To verify means to verify one.
+          if (!spec.output().empty() || spec.has_verify()) {
             QUERN_ASSIGN_OR_RETURN(resolved, CheckSpec(spec));
             resolved.set_output(spec.output());  // as it was written, which the plan shows
             return absl::OkStatus();

@@ -2,6 +2,8 @@
 #ifndef QUERN_DAEMON_RPC_COORDINATOR_H_
 #define QUERN_DAEMON_RPC_COORDINATOR_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,6 +40,12 @@ struct CoordinatorOptions {
   // source or output cannot be read or written then is held and looked at again at this interval, for so long; then it fails.
   absl::Duration recheck_interval = absl::Seconds(1);
   absl::Duration recheck_patience = absl::Minutes(10);
+  absl::Duration retry_backoff = absl::Seconds(1);  // of a task after its first failure
+  // As JobQueueOptions.settle; a coordinator of one command has no workers that could come back.
+  absl::Duration settle = absl::Seconds(30);
+  // Ended jobs that are older, or more than the newest so many, are deleted, as DeleteJob does.
+  absl::Duration keep_jobs_for = absl::InfiniteDuration();
+  size_t keep_jobs = SIZE_MAX;
   std::function<void(absl::Status)> on_broken;  // the store failed: end the process
   std::function<void(const std::string&)> log;
 };
@@ -78,11 +86,15 @@ class Coordinator {
   absl::StatusOr<quern::v1::Job> Add(const quern::v1::CreateJobRequest& request, const quern::v1::JobSpec& spec, uint32_t first_attempt);
   absl::StatusOr<std::optional<quern::v1::Job>> FindFinished(const quern::v1::CreateJobRequest& request, const quern::v1::JobSpec& spec,
                                                              std::optional<uint64_t> existing);
-  absl::StatusOr<quern::v1::Job> Resume(uint64_t job, std::optional<quern::v1::JobSpec> spec);
+  // `request`: what asks for the job again, if that is why it is resumed.
+  absl::StatusOr<quern::v1::Job> Resume(uint64_t job, const quern::v1::CreateJobRequest* request, std::optional<quern::v1::JobSpec> spec);
   // All or nothing, as far as the job is concerned: after an error it is there still, and may be deleted again.
   absl::Status Delete(uint64_t job);
   absl::Status RemovePlacedShards(const quern::store::JobRecord& record);
   void Recheck(uint64_t job);
+  void Tick();
+  // Deletes the jobs that have expired.
+  void Expire(const std::vector<uint64_t>& jobs);
   void Publish(uint64_t job);
   absl::Status PublishOrVerify(const quern::store::JobRecord& record, std::vector<quern::v1::Mismatch>* mismatches);
   absl::Status CheckIdentity(const quern::v1::JobSpec& spec, const quern::v1::PlanSummary& plan);
@@ -119,7 +131,14 @@ class Coordinator {
   // Held jobs that wait for their files, and until when.
   std::map<uint64_t, absl::Duration> waiting_for_files_ QUERN_GUARDED_BY(mutex_);
 
-  std::unique_ptr<ThreadPool> short_work_;  // commits and replies of workers
+  // Of the ticker's thread.
+  absl::Duration last_tick_;
+  absl::Duration next_expiry_;
+  absl::Time expiry_wall_;
+  absl::Duration ages_untrusted_until_ = -absl::InfiniteDuration();
+
+  std::unique_ptr<ThreadPool> short_work_;  // commits of workers
+  std::unique_ptr<ThreadPool> reads_;       // of what answers need: not behind a commit that waits for its file to show
   std::unique_ptr<JobQueue> queue_;
   std::unique_ptr<ThreadPool> long_work_;
   std::unique_ptr<Ticker> ticker_;

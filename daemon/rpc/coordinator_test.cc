@@ -14,12 +14,14 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/mutex.h"
@@ -86,16 +88,18 @@ class CoordinatorTest : public testing::Test {
   void Start(PathPolicy paths = PathPolicy::Everything()) {
     CoordinatorOptions options;
     options.store = store_.get();
-    options.clock = Clock::Real();
+    options.clock = clock_;
+    options.keep_jobs = keep_jobs_;
+    options.keep_jobs_for = keep_jobs_for_;
+    options.log = [this](const std::string& line) {
+      MutexLock lock(&log_mutex_);
+      log_.push_back(line);
+    };
     options.owner = "the test";
+    options.retry_backoff = absl::ZeroDuration();
     options.paths = std::move(paths);
     options.recheck_interval = absl::Milliseconds(10);
     options.recheck_patience = recheck_patience_;
-    options.log = [this](const std::string& line) {
-      MutexLock lock(&log_mutex_);
-      log_ += line + "\n";
-      logged_.SignalAll();
-    };
     auto coordinator = Coordinator::Start(std::move(options));
     ASSERT_THAT(coordinator, IsOk());
     coordinator_ = *std::move(coordinator);
@@ -106,11 +110,6 @@ class CoordinatorTest : public testing::Test {
     channel_ = grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials());
     jobs_ = quern::v1::Jobs::NewStub(channel_);
     workers_ = quern::v1::Workers::NewStub(channel_);
-  }
-
-  void WaitForLog(absl::string_view words) {
-    MutexLock lock(&log_mutex_);
-    while (!absl::StrContains(log_, words)) logged_.Wait(&log_mutex_);
   }
 
   void Restart() {
@@ -262,6 +261,13 @@ class CoordinatorTest : public testing::Test {
     EXPECT_THAT(Sync(request).acknowledged(), SizeIs(1));
   }
 
+  void WaitForLog(const std::string& text) {
+    for (bool found = false; !found; std::this_thread::yield()) {
+      MutexLock lock(&log_mutex_);
+      for (const std::string& line : log_) found |= absl::StrContains(line, text);
+    }
+  }
+
   nlohmann::json RunJson() {
     auto text = ReadFileToString(JoinPath(output_, ".quern/run.json"));
     EXPECT_THAT(text, IsOk());
@@ -270,6 +276,12 @@ class CoordinatorTest : public testing::Test {
 
   std::unique_ptr<TempDir> directory_;
   std::string source_, output_;
+  ManualClock manual_clock_;
+  Clock* clock_ = Clock::Real();
+  size_t keep_jobs_ = SIZE_MAX;
+  absl::Duration keep_jobs_for_ = absl::InfiniteDuration();
+  Mutex log_mutex_;
+  std::vector<std::string> log_ QUERN_GUARDED_BY(log_mutex_);
   std::unique_ptr<JobStore> store_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Server> server_;
@@ -279,9 +291,6 @@ class CoordinatorTest : public testing::Test {
   std::string incarnation_ = "first";
   int requests_ = 0;
   absl::Duration recheck_patience_ = absl::Minutes(10);
-  Mutex log_mutex_;
-  CondVar logged_;
-  std::string log_ QUERN_GUARDED_BY(log_mutex_);
 };
 
 TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
@@ -790,6 +799,146 @@ TEST_F(CoordinatorTest, InspectAnswers) {
   EXPECT_EQ(response.files(), 3);
 }
 
+TEST_F(CoordinatorTest, AuditedTaskIsRunByAnotherWorkerAndLeavesNoFile) {
+  CreateJobRequest request = Request();
+  request.set_audit_fraction(1);
+  const Job job = MustCreate(request);
+  EXPECT_EQ(job.audit_fraction(), 1);
+  EXPECT_EQ(job.numerics_version(), quant::kNumericsVersion);
+  const uint32_t tasks = job.progress().tasks_total();
+  RunTasks(tasks);
+  EXPECT_EQ(Get(job.name()).state(), Job::RUNNING);
+  EXPECT_EQ(Get(job.name()).progress().tasks_to_audit(), tasks);
+  SynchronizeRequest ask = Worker();
+  ask.set_worker("auditor");
+  for (uint32_t i = 0; i < tasks; ++i) {
+    SynchronizeRequest next = ask;
+    DesiredAttempt audit;
+    while (!audit.has_spec()) {
+      const SynchronizeResponse response = Sync(next);
+      for (const DesiredAttempt& attempt : response.attempts()) {
+        if (attempt.has_spec()) audit = attempt;
+      }
+      next = Worker();
+      next.set_worker("auditor");
+      for (const auto& challenge : response.challenges()) Answer(challenge, &next);
+    }
+    EXPECT_EQ(audit.purpose(), quern::v1::AUDIT);
+    ask = Worker();
+    ask.set_worker("auditor");
+    *ask.add_attempts() = Execute(audit);
+  }
+  ask.set_slots(0);
+  Sync(ask);
+  const Job ended = WaitForEnd(job.name());
+  EXPECT_EQ(ended.state(), Job::SUCCEEDED) << ended.error().message();
+  EXPECT_EQ(ended.progress().tasks_audited(), tasks);
+  EXPECT_FALSE(FileExists(JoinPath(output_, ".quern/attempts")));
+  int audits = 0;
+  const nlohmann::json run = RunJson();
+  for (const auto& grant : run.at("grants")) audits += grant.at("purpose") == "audit";
+  EXPECT_EQ(audits, static_cast<int>(tasks));
+  EXPECT_EQ(run.at("commits").size(), tasks);
+}
+
+TEST_F(CoordinatorTest, AuditsOutsideOfTheRangeOrOfAVerificationAreRefused) {
+  CreateJobRequest request = Request();
+  request.set_audit_fraction(1.5);
+  Job job;
+  const grpc::Status status = Create(request, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonIn(status), "BAD_OPTION");
+  request = Request();
+  request.mutable_spec()->set_operation(quern::v1::VERIFY);
+  request.mutable_spec()->mutable_verify();
+  request.set_audit_fraction(0.5);
+  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("verification"));
+}
+
+TEST_F(CoordinatorTest, JobOfOtherNumericsIsNotResumed) {
+  const Job job = MustCreate(Request());
+  server_.reset();
+  coordinator_.reset();
+  const std::string key = JobKey('j', 1);
+  quern::store::JobRecord record;
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string text, store_->Get(key));
+  ASSERT_TRUE(record.ParseFromString(text));
+  EXPECT_EQ(record.numerics_version(), quant::kNumericsVersion);
+  record.set_numerics_version(77);
+  QUERN_ASSERT_OK(store_->WriteSync({{StoreWrite::Kind::kPut, key, record.SerializeAsString()}}));
+  Start();
+  const Job ended = WaitForEnd(job.name());
+  EXPECT_EQ(ended.state(), Job::FAILED);
+  EXPECT_EQ(ended.error().reason(), "NUMERICS_CHANGED");
+  EXPECT_THAT(ended.error().message(), HasSubstr(absl::StrCat("numerics version 77, this coordinator has ", quant::kNumericsVersion)));
+}
+
+TEST_F(CoordinatorTest, WorkersAreCordonedAndDrainedByName) {
+  Sync(Worker());
+  quern::v1::Worker worker;
+  quern::v1::CordonWorkerRequest cordon;
+  cordon.set_name("workers/w");
+  cordon.set_reason("fan");
+  grpc::ClientContext first;
+  ASSERT_TRUE(jobs_->CordonWorker(&first, cordon, &worker).ok());
+  EXPECT_EQ(worker.state(), "cordoned");
+  EXPECT_EQ(worker.detail(), "cordoned: fan");
+  quern::v1::UncordonWorkerRequest uncordon;
+  uncordon.set_name("workers/w");
+  grpc::ClientContext second;
+  ASSERT_TRUE(jobs_->UncordonWorker(&second, uncordon, &worker).ok());
+  EXPECT_EQ(worker.state(), "ready");
+  quern::v1::DrainWorkerRequest drain;
+  drain.set_name("workers/w");
+  grpc::ClientContext third;
+  ASSERT_TRUE(jobs_->DrainWorker(&third, drain, &worker).ok());
+  EXPECT_EQ(worker.state(), "draining");
+  EXPECT_EQ(Sync(Worker()).desired_state(), quern::v1::DRAIN);
+  cordon.set_name("workers/nobody");
+  grpc::ClientContext fourth;
+  EXPECT_EQ(jobs_->CordonWorker(&fourth, cordon, &worker).error_code(), grpc::StatusCode::NOT_FOUND);
+  cordon.set_name("nobody");
+  grpc::ClientContext fifth;
+  EXPECT_EQ(jobs_->CordonWorker(&fifth, cordon, &worker).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(CoordinatorTest, EndedJobsExpireWithWhatTheyLeft) {
+  clock_ = &manual_clock_;
+  keep_jobs_ = 1;
+  Restart();
+  const Job first = MustCreate(Request());
+  grpc::ClientContext context;
+  quern::v1::CancelJobRequest cancel;
+  cancel.set_name(first.name());
+  Job job;
+  ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &job).ok());
+  EXPECT_TRUE(FileExists(JoinPath(output_, ".quern/attempts")));
+  manual_clock_.Advance(absl::Minutes(2));
+  output_ = JoinPath(directory_->path(), "another");
+  const Job second = MustCreate(Request());
+  RunTasks(second.progress().tasks_total());
+  EXPECT_EQ(WaitForEnd(second.name()).state(), Job::SUCCEEDED);
+  manual_clock_.Advance(absl::Minutes(2));
+  WaitForLog(absl::StrCat(first.name(), " has expired and is forgotten"));
+  EXPECT_FALSE(FileExists(JoinPath(directory_->path(), "out/.quern/attempts")));
+  EXPECT_EQ(Get(second.name()).state(), Job::SUCCEEDED) << "the newest is kept";
+}
+
+TEST_F(CoordinatorTest, WallClockThatJumpsMakesNoJobExpire) {
+  clock_ = &manual_clock_;
+  keep_jobs_for_ = absl::Hours(24);
+  Restart();
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total());
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  manual_clock_.JumpWall(absl::Hours(24 * 365));
+  manual_clock_.Advance(absl::Minutes(2));
+  WaitForLog("the wall clock has jumped");
+  EXPECT_EQ(Get(job.name()).state(), Job::SUCCEEDED);
+  manual_clock_.Advance(absl::Hours(25));
+  WaitForLog("has expired and is forgotten");
+}
+
 TEST_F(CoordinatorTest, UnknownJobsAndNamesAreErrors) {
   for (const auto& [name, code] :
        std::map<std::string, grpc::StatusCode>{{"jobs/77", grpc::StatusCode::NOT_FOUND}, {"job 1", grpc::StatusCode::INVALID_ARGUMENT}}) {
@@ -856,14 +1005,28 @@ TEST_F(CoordinatorTest, ShutdownEndsStreamsAndLongPolls) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST(ListenAddress, OnlyUnixSocketsAndLoopback) {
-  for (const char* good : {"unix:/run/q.sock", "127.0.0.1:7450", "localhost:0", "[::1]:7450"})
-    EXPECT_THAT(CheckListenAddress(good), IsOk());
-  for (const char* bad : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "unix:q.sock", "127.evil.example:1", "7450",
-                          "127.0.0.1:99999", "127.0.0.1:http"}) {
-    EXPECT_THAT(CheckListenAddress(bad), StatusIs(absl::StatusCode::kInvalidArgument)) << bad;
+TEST(ServerOptionsTest, OtherMachinesNeedTlsAndTokens) {
+  ServerOptions open, tokens, tls, both;
+  tokens.token_file = both.token_file = "/etc/quern/tokens";
+  tls.tls = both.tls = {.authority = "ca.pem", .certificate = "cert.pem", .key = "key.pem"};
+  const auto check = [](ServerOptions options, const char* address) {
+    options.addresses = {address};
+    return CheckServerOptions(options);
+  };
+  for (const char* local : {"unix:/run/q.sock", "127.0.0.1:7450", "localhost:0", "[::1]:7450"}) {
+    for (const ServerOptions& options : {open, tokens, tls, both}) EXPECT_THAT(check(options, local), IsOk()) << local;
   }
-  EXPECT_THAT(CheckListenAddress("0.0.0.0:7450"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without TLS")));
+  for (const char* remote : {"0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:7450", "127.evil.example:1"}) {
+    EXPECT_THAT(check(open, remote), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("neither TLS nor tokens"))) << remote;
+    EXPECT_THAT(check(tokens, remote), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("in the clear"))) << remote;
+    EXPECT_THAT(check(tls, remote), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("Give --token-file"))) << remote;
+    EXPECT_THAT(check(both, remote), IsOk()) << remote;
+  }
+  for (const char* wrong : {"unix:q.sock", "7450", "127.0.0.1:99999", "127.0.0.1:http"}) {
+    EXPECT_THAT(check(both, wrong), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--listen"))) << wrong;
+  }
+  both.tls.key.clear();
+  EXPECT_THAT(check(both, "127.0.0.1:1"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("go together")));
 }
 
 class UnixSocketTest : public testing::Test {

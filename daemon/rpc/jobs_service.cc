@@ -53,7 +53,8 @@ grpc::ServerUnaryReactor* WithJob(grpc::CallbackServerContext* context, const st
 // A stream of WatchJob. Tick looks whether there is news; one write is under way at a time.
 class JobsService::Watcher : public grpc::ServerWriteReactor<Job> {
  public:
-  Watcher(JobsService* service, uint64_t job, absl::Duration interval) : service_(service), job_(job), interval_(interval) {}
+  Watcher(JobsService* service, grpc::CallbackServerContext* context, uint64_t job, absl::Duration interval)
+      : service_(service), job_(job), interval_(interval), stream_(&service->stalled_writes_, context) {}
 
   void Tick(absl::Duration now) {
     {
@@ -73,6 +74,7 @@ class JobsService::Watcher : public grpc::ServerWriteReactor<Job> {
   }
 
   void OnWriteDone(bool ok) override {
+    stream_.Ended();
     MutexLock lock(&mutex_);
     busy_ = false;
     if (!ok) {
@@ -103,6 +105,7 @@ class JobsService::Watcher : public grpc::ServerWriteReactor<Job> {
     wrote_ = true;
     last_revision_ = message_.revision();
     ended_ = message_.state() == Job::SUCCEEDED || message_.state() == Job::FAILED || message_.state() == Job::CANCELLED;
+    stream_.Began();
     StartWrite(&message_);
   }
   void FinishOnce(const absl::Status& status) QUERN_REQUIRES(mutex_) {
@@ -114,6 +117,7 @@ class JobsService::Watcher : public grpc::ServerWriteReactor<Job> {
   JobsService* const service_;
   const uint64_t job_;
   const absl::Duration interval_;
+  StalledWrites::Stream stream_;
   Mutex mutex_;
   bool busy_ QUERN_GUARDED_BY(mutex_) = false;  // a snapshot or a write is under way
   bool wrote_ QUERN_GUARDED_BY(mutex_) = false;
@@ -125,13 +129,15 @@ class JobsService::Watcher : public grpc::ServerWriteReactor<Job> {
   Job message_ QUERN_GUARDED_BY(mutex_);
 };
 
-JobsService::JobsService(Coordinator* coordinator) : coordinator_(coordinator) {
+JobsService::JobsService(Coordinator* coordinator, StreamLimits limits)
+    : coordinator_(coordinator), limits_(limits), stalled_writes_(Clock::Real(), limits.stalled) {
   ticker_ = std::make_unique<Ticker>(kWatchTick, [this] { Tick(); });
 }
 
 JobsService::~JobsService() { ticker_.reset(); }
 
 void JobsService::Tick() {
+  stalled_writes_.Tick();
   const absl::Duration now = Clock::Real()->Monotonic();
   // Under the mutex: a watcher leaves the set before it is deleted.
   MutexLock lock(&mutex_);
@@ -184,10 +190,10 @@ grpc::ServerUnaryReactor* JobsService::ListJobs(grpc::CallbackServerContext* con
   return reactor;
 }
 
-grpc::ServerWriteReactor<Job>* JobsService::WatchJob(grpc::CallbackServerContext*, const quern::v1::WatchJobRequest* request) {
+grpc::ServerWriteReactor<Job>* JobsService::WatchJob(grpc::CallbackServerContext* context, const quern::v1::WatchJobRequest* request) {
   const absl::StatusOr<uint64_t> job = ParseJobName(request->name());
   const absl::Duration interval = absl::Seconds(request->interval().seconds()) + absl::Nanoseconds(request->interval().nanos());
-  auto* const watcher = new Watcher(this, job.value_or(0), interval);
+  auto* const watcher = new Watcher(this, context, job.value_or(0), interval);
   MutexLock lock(&mutex_);
   watchers_.insert(watcher);
   if (!job.ok()) {
@@ -272,21 +278,68 @@ grpc::ServerUnaryReactor* JobsService::ListWorkers(grpc::CallbackServerContext* 
 
 namespace {
 
-class PlanCall : public grpc::ServerWriteReactor<quern::v1::PlanJobResponse> {
+// Calls `act` with the name of the worker that a request names, and what answers the call.
+template <typename Act>
+grpc::ServerUnaryReactor* WithWorker(grpc::CallbackServerContext* context, const std::string& name, quern::v1::Worker* response, Act act) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::StatusOr<std::string> worker = ParseWorkerName(name);
+  if (!worker.ok()) {
+    reactor->Finish(ToGrpcStatus(worker.status()));
+    return reactor;
+  }
+  act(*worker, [reactor, response](absl::StatusOr<quern::v1::Worker> answer) {
+    if (answer.ok()) *response = *std::move(answer);
+    reactor->Finish(ToGrpcStatus(answer.status()));
+  });
+  return reactor;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* JobsService::CordonWorker(grpc::CallbackServerContext* context, const quern::v1::CordonWorkerRequest* request,
+                                                    quern::v1::Worker* response) {
+  return WithWorker(context, request->name(), response, [&](const std::string& worker, JobQueue::WorkerCallback done) {
+    coordinator_->queue()->CordonWorker(worker, request->reason(), std::move(done));
+  });
+}
+
+grpc::ServerUnaryReactor* JobsService::UncordonWorker(grpc::CallbackServerContext* context, const quern::v1::UncordonWorkerRequest* request,
+                                                      quern::v1::Worker* response) {
+  return WithWorker(context, request->name(), response, [&](const std::string& worker, JobQueue::WorkerCallback done) {
+    coordinator_->queue()->UncordonWorker(worker, std::move(done));
+  });
+}
+
+grpc::ServerUnaryReactor* JobsService::DrainWorker(grpc::CallbackServerContext* context, const quern::v1::DrainWorkerRequest* request,
+                                                   quern::v1::Worker* response) {
+  return WithWorker(context, request->name(), response, [&](const std::string& worker, JobQueue::WorkerCallback done) {
+    coordinator_->queue()->DrainWorker(worker, std::move(done));
+  });
+}
+
+class JobsService::PlanCall : public grpc::ServerWriteReactor<quern::v1::PlanJobResponse> {
  public:
-  PlanCall(Coordinator* coordinator, const quern::v1::JobSpec& spec) {
-    coordinator->PlanJob(spec, [this](absl::StatusOr<Plan> plan) {
+  PlanCall(JobsService* service, grpc::CallbackServerContext* context, const quern::v1::JobSpec& spec)
+      : service_(service), stream_(&service->stalled_writes_, context) {
+    if (service_->plans_.fetch_add(1) >= service_->limits_.plans) {
+      Finish(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                          absl::StrCat("this coordinator makes ", service_->limits_.plans, " plans for clients at a time: try again")));
+      return;
+    }
+    service_->coordinator_->PlanJob(spec, [this](absl::StatusOr<Plan> plan) {
       if (!plan.ok()) {
         Finish(ToGrpcStatus(plan.status()));
         return;
       }
       plan_ = *std::move(plan);
       *message_.mutable_summary() = plan_.summary;
+      stream_.Began();
       StartWrite(&message_);
     });
   }
 
   void OnWriteDone(bool ok) override {
+    stream_.Ended();
     if (!ok) {
       Finish(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
       return;
@@ -300,22 +353,26 @@ class PlanCall : public grpc::ServerWriteReactor<quern::v1::PlanJobResponse> {
     if (message_.fates_size() == 0) {
       Finish(grpc::Status::OK);
     } else {
+      stream_.Began();
       StartWrite(&message_);
     }
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    service_->plans_.fetch_sub(1);
+    delete this;
+  }
 
  private:
+  JobsService* const service_;
+  StalledWrites::Stream stream_;
   quern::v1::PlanJobResponse message_;
   Plan plan_;
   FateReader reader_{&plan_};
 };
 
-}  // namespace
-
-grpc::ServerWriteReactor<quern::v1::PlanJobResponse>* JobsService::PlanJob(grpc::CallbackServerContext*,
+grpc::ServerWriteReactor<quern::v1::PlanJobResponse>* JobsService::PlanJob(grpc::CallbackServerContext* context,
                                                                            const quern::v1::PlanJobRequest* request) {
-  return new PlanCall(coordinator_, request->spec());
+  return new PlanCall(this, context, request->spec());
 }
 
 grpc::ServerUnaryReactor* JobsService::InspectCheckpoint(grpc::CallbackServerContext* context,

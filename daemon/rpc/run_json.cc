@@ -41,6 +41,9 @@ absl::StatusOr<std::string> BuildRunJson(JobStore* store, const quern::store::Jo
                                         {"host", attempt.host()},
                                         {"device", attempt.device()},
                                         {"memory", attempt.memory()},
+                                        {"purpose", attempt.purpose() == quern::v1::AUDIT       ? "audit"
+                                                    : attempt.purpose() == quern::v1::STRAGGLER ? "straggler"
+                                                                                                : "work"},
                                         {"time", FormatNanos(attempt.grant_time_ns())}};
     if (attempt.commit_sequence() != 0) {
       commits[attempt.commit_sequence()] = {{"seq", attempt.commit_sequence()},

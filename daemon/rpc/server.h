@@ -1,6 +1,8 @@
-// The gRPC server: where it listens and how it stops.
+// The gRPC server: where it listens, whom it lets in, and how it stops.
 #ifndef QUERN_DAEMON_RPC_SERVER_H_
 #define QUERN_DAEMON_RPC_SERVER_H_
+
+#include <sys/types.h>
 
 #include <memory>
 #include <string>
@@ -9,39 +11,53 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/mutex.h"
+#include "base/byte_size.h"
+#include "base/clock.h"
+#include "base/tls_files.h"
+#include "daemon/rpc/call_log.h"
 #include "daemon/rpc/coordinator.h"
+#include "daemon/rpc/guard.h"
+#include "daemon/rpc/listener.h"
+#include "daemon/rpc/log_limiter.h"
 #include "daemon/rpc/services.h"
+#include "daemon/rpc/thread_pool.h"
+#include "daemon/rpc/tls_credentials.h"
 #include "grpcpp/server.h"
 
 namespace quern::daemon {
 
-// Whether `address` (unix:/path or host:port) may be listened on: INVALID_ARGUMENT for anything but a unix socket or a loopback address,
-// since there is no TLS.
-absl::Status CheckListenAddress(const std::string& address);
-
-// Makes way for a unix socket at `path`: removes one that nobody listens on. FAILED_PRECONDITION when somebody does, or when the path is
-// something else than a socket; NOT_FOUND when its directory does not exist; INVALID_ARGUMENT when it is too long for a socket.
-absl::Status PrepareUnixSocket(const std::string& path);
-
-// Calls that are under way. Thread-safe.
-class CallCounter {
- public:
-  void Begin();
-  void End();
-  // Blocks until there are none, or until `patience` is over.
-  void AwaitNone(absl::Duration patience);
-
- private:
-  Mutex mutex_;
-  CondVar none_;
-  int count_ QUERN_GUARDED_BY(mutex_) = 0;
+// What one client may take.
+struct ServerLimits {
+  int connections = 4096;                        // open at a time, of all clients
+  int calls = 16384;                             // likewise
+  int calls_per_connection = 256;                // further ones wait at the client
+  uint64_t buffers = 256 * kMiB;                 // bytes that have come and wait to be whole messages
+  absl::Duration handshake = absl::Seconds(10);  // until a connection has said what it is
+  absl::Duration idle = absl::Minutes(5);        // a connection without calls is closed
+  absl::Duration ping = absl::Seconds(30);       // a connection that answers none for as long again is closed
+  StreamLimits streams;
 };
+
+struct ServerOptions {
+  // unix:/path or host:port. Unix sockets and loopback addresses are open to this machine's users; others need `tls` and `token_file`.
+  std::vector<std::string> addresses;
+  mode_t socket_mode = 0660;
+  TlsFiles tls;  // all or none; with them every TCP address speaks TLS
+  std::string token_file;
+  ServerLimits limits;
+  Clock* clock = Clock::Real();
+  LogLine log;
+};
+
+// INVALID_ARGUMENT for addresses that are none, and for what would let strangers in. Looks at no file.
+absl::Status CheckServerOptions(const ServerOptions& options);
 
 // Serves the coordinator's services, health checking and reflection.
 class Server {
  public:
-  // `coordinator` outlives the server. An address that cannot be listened on is told with the system's reason.
+  // `coordinator` outlives the server. An address that cannot be listened on is told with the system's reason; files of TLS and tokens that
+  // cannot be used, with theirs.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(Coordinator* coordinator, ServerOptions options);
   static absl::StatusOr<std::unique_ptr<Server>> Start(Coordinator* coordinator, const std::vector<std::string>& addresses);
   // Shutdown, if it was not called.
   ~Server();
@@ -49,19 +65,25 @@ class Server {
   // Where it listens, with the port that was chosen in place of a 0.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
+  // Looks for new tokens now, rather than within a second. Blocks.
+  void Reload() { guard_->Poll(); }
+
   // Ends waiting calls, waits a few seconds for others, removes unix sockets. Open connections without calls are no reason to wait. Blocks.
   void Shutdown();
 
  private:
-  explicit Server(Coordinator* coordinator);
+  Server(Coordinator* coordinator, const ServerOptions& options);
 
   Coordinator* const coordinator_;
+  std::unique_ptr<Guard> guard_;
   JobsService jobs_;
   WorkersService workers_;
   CallCounter calls_;
+  Acceptor acceptor_;
+  TlsWatch tls_watch_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> addresses_;
-  std::vector<std::string> sockets_;
+  std::unique_ptr<Ticker> reload_;  // looks for new tokens and certificates
 };
 
 }  // namespace quern::daemon

@@ -2,21 +2,30 @@
 #ifndef QUERN_DAEMON_RPC_SERVICES_H_
 #define QUERN_DAEMON_RPC_SERVICES_H_
 
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
 
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "daemon/rpc/coordinator.h"
+#include "daemon/rpc/stalled_writes.h"
 #include "daemon/rpc/thread_pool.h"
 #include "quern/v1/jobs.grpc.pb.h"
 #include "quern/v1/workers.grpc.pb.h"
 
 namespace quern::daemon {
 
+// What streams of answers may hold.
+struct StreamLimits {
+  absl::Duration stalled = absl::Minutes(1);  // a client that takes nothing for so long has its call cancelled
+  int plans = 16;                             // PlanJob calls at a time: each holds a whole plan
+};
+
 class JobsService : public quern::v1::Jobs::CallbackService {
  public:
-  explicit JobsService(Coordinator* coordinator);
+  explicit JobsService(Coordinator* coordinator, StreamLimits limits = {});
   ~JobsService() override;
 
   // Ends the streams of WatchJob with UNAVAILABLE.
@@ -37,16 +46,24 @@ class JobsService : public quern::v1::Jobs::CallbackService {
                                       quern::v1::ListTasksResponse*) override;
   grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext*, const quern::v1::ListWorkersRequest*,
                                         quern::v1::ListWorkersResponse*) override;
+  grpc::ServerUnaryReactor* CordonWorker(grpc::CallbackServerContext*, const quern::v1::CordonWorkerRequest*, quern::v1::Worker*) override;
+  grpc::ServerUnaryReactor* UncordonWorker(grpc::CallbackServerContext*, const quern::v1::UncordonWorkerRequest*,
+                                           quern::v1::Worker*) override;
+  grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext*, const quern::v1::DrainWorkerRequest*, quern::v1::Worker*) override;
   grpc::ServerWriteReactor<quern::v1::PlanJobResponse>* PlanJob(grpc::CallbackServerContext*, const quern::v1::PlanJobRequest*) override;
   grpc::ServerUnaryReactor* InspectCheckpoint(grpc::CallbackServerContext*, const quern::v1::InspectCheckpointRequest*,
                                               quern::v1::InspectCheckpointResponse*) override;
 
  private:
   class Watcher;
+  class PlanCall;
   void Remove(Watcher* watcher);
   void Tick();
 
   Coordinator* const coordinator_;
+  const StreamLimits limits_;
+  StalledWrites stalled_writes_;
+  std::atomic<int> plans_{0};
   Mutex mutex_;
   std::set<Watcher*> watchers_ QUERN_GUARDED_BY(mutex_);
   bool shut_down_ QUERN_GUARDED_BY(mutex_) = false;

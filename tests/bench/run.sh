@@ -6,4 +6,7 @@ cd "$(dirname "$0")/../.."
 if [[ -x build/release/tests/bench/quern_quant_bench ]]; then
   build/release/tests/bench/quern_quant_bench --benchmark_min_time=0.2
 fi
+if [[ -x build/release/tests/bench/load_bench ]]; then
+  TMPDIR="${QUERN_BENCH_DIR:-${TMPDIR:-/tmp}}" build/release/tests/bench/load_bench --quernd build/release/daemon/quernd
+fi
 exec python3 tests/bench/disk_bench.py --build build/release "$@"

@@ -23,22 +23,29 @@ constexpr int kMaxMessageSize = 64 << 20;
 constexpr absl::Duration kConnectPatience = absl::Seconds(2);
 constexpr std::chrono::milliseconds kConnectStep{50};
 
-std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) {
+// Coordinators take a ping every five seconds.
+constexpr int kKeepaliveMs = 10'000;
+
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageSize);
   arguments.SetMaxSendMessageSize(kMaxMessageSize);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A coordinator whose machine or network went away without a word: TCP alone would wait for a quarter of an hour.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A proxy for web pages is no way to a coordinator.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(server, NewChannelCredentials(server, security), arguments);
 }
 
 // Calls block on the one thread: the callback API would start a pool of threads for a single call.
 class GrpcTransport : public SyncTransport {
  public:
-  explicit GrpcTransport(const std::string& server)
-      : channel_(NewChannel(server)), stub_(quern::v1::Workers::NewStub(channel_)), thread_([this] { Run(); }) {}
+  GrpcTransport(const std::string& server, const ChannelSecurity& security)
+      : channel_(NewChannel(server, security)), stub_(quern::v1::Workers::NewStub(channel_)), thread_([this] { Run(); }) {}
 
   ~GrpcTransport() override {
     {
@@ -123,6 +130,8 @@ class GrpcTransport : public SyncTransport {
 
 }  // namespace
 
-std::unique_ptr<SyncTransport> NewGrpcTransport(const std::string& server) { return std::make_unique<GrpcTransport>(server); }
+std::unique_ptr<SyncTransport> NewGrpcTransport(const std::string& server, const ChannelSecurity& security) {
+  return std::make_unique<GrpcTransport>(server, security);
+}
 
 }  // namespace quern::worker

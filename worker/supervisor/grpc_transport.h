@@ -5,13 +5,14 @@
 #include <memory>
 #include <string>
 
+#include "channel/credentials.h"
 #include "worker/supervisor/sync_transport.h"
 
 namespace quern::worker {
 
 // `server` is "unix:/path" or "host:port"; nothing is connected before the first call. One thread and one connection, re-made with a delay
-// of at most a second after it was lost.
-std::unique_ptr<SyncTransport> NewGrpcTransport(const std::string& server);
+// of at most a second after it was lost. `security` was checked.
+std::unique_ptr<SyncTransport> NewGrpcTransport(const std::string& server, const ChannelSecurity& security = {});
 
 }  // namespace quern::worker
 

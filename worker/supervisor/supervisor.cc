@@ -135,6 +135,11 @@ void Supervisor::OnAnswer(const absl::Status& status, quern::v1::SynchronizeResp
   }
   if (!last_call_error_.empty()) options_.log(LogLevel::kInfo, "the coordinator answers again");
   last_call_error_.clear();
+  if (response.desired_state() == quern::v1::DRAIN && !leaving_) {
+    leaving_ = true;
+    state_.Drain();
+    options_.log(LogLevel::kInfo, "the coordinator drains this worker: what runs is finished, then it leaves");
+  }
   WorkerState::Actions actions = state_.FinishCall(&response, now);
   StopAttempts(actions.stop, kStopGrace);
   for (quern::v1::StartAttempt& start : actions.start) StartAttempt(std::move(start));

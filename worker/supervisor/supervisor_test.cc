@@ -298,6 +298,18 @@ TEST_F(SupervisorTest, IdleWorkerLeavesAfterOneLastCall) {
   EXPECT_THAT(end_, IsOk());
 }
 
+TEST_F(SupervisorTest, WorkerThatTheCoordinatorDrainsFinishesAndLeaves) {
+  Run();
+  StartAttempt(1, "wait");
+  SynchronizeResponse drain = Wanting(1, "wait");
+  drain.set_desired_state(quern::v1::DRAIN);
+  coordinator_.AnswerUntil([](const SynchronizeRequest& request) { return request.draining(); }, drain, drain);
+  coordinator_.AnswerUntil(Lists(1, AttemptStatus::STOPPED), {}, Acknowledging(1));
+  Join();
+  EXPECT_THAT(end_, IsOk());
+  EXPECT_THAT(Log(), HasSubstr("the coordinator drains this worker"));
+}
+
 TEST_F(SupervisorTest, IdleWorkerWithoutACoordinatorLeavesAtOnce) {
   ManualClock clock;
   Run([&](SupervisorOptions* options) { options->clock = &clock; });

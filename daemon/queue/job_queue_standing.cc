@@ -1,0 +1,181 @@
+// What is thought of a worker: whether it gets work, and why not.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/queue/job_queue.h"
+#include "daemon/queue/names.h"
+
+namespace quern::daemon {
+namespace {
+
+// Of a worker's measured speed, how much the last task counts.
+constexpr double kNewestShare = 0.3;
+
+}  // namespace
+
+bool JobQueue::IsDraining(const WorkerState& worker) const {
+  return worker.info.draining() || (!worker.info.incarnation().empty() && worker.standing.drain_incarnation() == worker.info.incarnation());
+}
+
+std::string JobQueue::CannotWork(const WorkerState& worker) const {
+  if (worker.info.numerics_version() != options_.numerics_version) {
+    return absl::StrCat("its numerics version is ", worker.info.numerics_version(), ", this coordinator's is ", options_.numerics_version);
+  }
+  std::vector<std::string> failed;
+  for (const quern::v1::Device& device : worker.info.devices()) {
+    if (device.self_test_passed()) return "";
+    failed.push_back(absl::StrCat(device.kind(), device.name().empty() ? "" : " ", device.name(),
+                                  device.self_test_detail().empty() ? "" : absl::StrCat(" (", device.self_test_detail(), ")")));
+  }
+  return failed.empty() ? "" : absl::StrCat("the self-test failed on ", absl::StrJoin(failed, ", "));
+}
+
+std::string JobQueue::NotReady(const WorkerState& worker) const {
+  if (IsDraining(worker)) return "it finishes what runs and leaves";
+  if (worker.standing.cordoned()) {
+    const std::string& reason = worker.standing.cordon_reason();
+    return absl::StrCat("cordoned", reason.empty() ? "" : ": ", reason);
+  }
+  if (worker.standing.set_aside()) return worker.standing.set_aside_reason();
+  return CannotWork(worker);
+}
+
+void JobQueue::WorkerSucceeded(const std::string& name, const AttemptRef& ref, const quern::v1::TaskResult& result) {
+  JobState& job = *FindJob(ref.job);
+  const quern::store::TaskRecord& task = job.tasks[ref.task].record;
+  const uint64_t bytes = task.bytes_to_read() + task.bytes_to_write();
+  const double rate = bytes > 0 ? result.times().wall_seconds() / static_cast<double>(bytes) : 0;
+  if (rate > 0) job.times.Add(rate);
+  const auto it = workers_.find(name);
+  if (it == workers_.end()) return;
+  WorkerState& worker = it->second;
+  worker.failures_in_a_row = 0;
+  worker.failed_tasks.clear();
+  if (rate <= 0) return;
+  const bool more = worker.seconds_per_byte > 0 && worker.rated_job == ref.job;
+  worker.seconds_per_byte = more ? (1 - kNewestShare) * worker.seconds_per_byte + kNewestShare * rate : rate;
+  worker.rated_job = ref.job;
+}
+
+void JobQueue::WorkerFailed(const std::string& name, const AttemptRef& ref, const std::string& message) {
+  const auto it = workers_.find(name);
+  if (it == workers_.end()) return;
+  WorkerState& worker = it->second;
+  if (worker.failures_in_a_row++ == 0) worker.commits_before = commits_;
+  if (worker.failed_tasks.size() < 2) worker.failed_tasks.insert({ref.job, ref.task});
+  if (options_.set_aside_after == 0 || worker.standing.set_aside() || worker.failures_in_a_row < options_.set_aside_after ||
+      worker.failed_tasks.size() < 2 || commits_ == worker.commits_before) {
+    return;
+  }
+  worker.standing.set_set_aside(true);
+  worker.standing.set_set_aside_reason(absl::StrCat("set aside: its last ", worker.failures_in_a_row,
+                                                    " attempts failed while others committed, the last one with: ", message));
+  PutWorker(worker);
+  Log(absl::StrCat("worker ", name, " gets no more tasks until it is uncordoned; ", worker.standing.set_aside_reason()));
+}
+
+void JobQueue::PutWorker(const WorkerState& worker) {
+  const quern::store::WorkerRecord& standing = worker.standing;
+  std::string key = absl::StrCat("w", worker.info.worker());
+  if (standing.cordoned() || standing.set_aside() || !standing.drain_incarnation().empty()) {
+    quern::store::WorkerRecord record = standing;
+    record.set_name(worker.info.worker());
+    Put(std::move(key), record.SerializeAsString());
+  } else {
+    writes_.push_back({StoreWrite::Kind::kDelete, std::move(key), ""});
+  }
+}
+
+void JobQueue::ChangeWorker(const std::string& name, const std::function<void(WorkerState&)>& change, WorkerCallback done) {
+  Section section(this);
+  const auto it = workers_.find(name);
+  absl::StatusOr<quern::v1::Worker> answer = absl::NotFoundError(absl::StrCat("there is no ", WorkerName(name)));
+  if (it != workers_.end()) {
+    change(it->second);
+    PutWorker(it->second);
+    NewsFor(name);
+    work_arrived_ = true;
+    answer = DescribeWorker(name, it->second);
+    Log(absl::StrCat("worker ", name, " is ", answer->state(), answer->detail().empty() ? "" : absl::StrCat(" (", answer->detail(), ")")));
+  }
+  Say([done = std::move(done), answer = std::move(answer)](absl::Status status) {
+    if (status.ok()) {
+      done(answer);
+    } else {
+      done(status);
+    }
+  });
+}
+
+void JobQueue::CordonWorker(const std::string& name, const std::string& reason, WorkerCallback done) {
+  ChangeWorker(
+      name,
+      [&](WorkerState& worker) {
+        worker.standing.set_cordoned(true);
+        worker.standing.set_cordon_reason(reason);
+      },
+      std::move(done));
+}
+
+void JobQueue::UncordonWorker(const std::string& name, WorkerCallback done) {
+  ChangeWorker(
+      name,
+      [](WorkerState& worker) {
+        worker.standing.clear_cordoned();
+        worker.standing.clear_cordon_reason();
+        worker.standing.clear_set_aside();
+        worker.standing.clear_set_aside_reason();
+        worker.failures_in_a_row = 0;
+        worker.failed_tasks.clear();
+      },
+      std::move(done));
+}
+
+void JobQueue::DrainWorker(const std::string& name, WorkerCallback done) {
+  ChangeWorker(
+      name, [](WorkerState& worker) { worker.standing.set_drain_incarnation(worker.info.incarnation()); }, std::move(done));
+}
+
+quern::v1::Worker JobQueue::DescribeWorker(const std::string& name, const WorkerState& state) const {
+  quern::v1::Worker worker;
+  worker.set_name(WorkerName(name));
+  worker.set_host(state.info.host());
+  worker.set_incarnation(state.info.incarnation());
+  // One that only the records of attempts tell of has not called yet.
+  const bool heard = state.here_since != absl::Time();
+  const bool lost = state.lost || !heard;
+  worker.set_detail(NotReady(state));
+  worker.set_state(lost                         ? "lost"
+                   : IsDraining(state)          ? "draining"
+                   : state.standing.cordoned()  ? "cordoned"
+                   : state.standing.set_aside() ? "set aside"
+                   : !worker.detail().empty()   ? "unusable"
+                                                : "ready");
+  if (lost && !state.standing.cordoned() && !state.standing.set_aside()) {
+    worker.set_detail(heard ? "it has not been heard of for a lease" : "it has not been heard of since this coordinator started");
+  }
+  worker.set_memory(state.info.memory());
+  worker.set_threads(state.info.threads());
+  for (const quern::v1::Device& device : state.info.devices()) {
+    worker.add_devices(absl::StrCat(device.kind(), device.name().empty() ? "" : " ", device.name()));
+  }
+  for (const AttemptRef& ref : state.granted) worker.add_tasks(TaskName(ref.job, ref.task));
+  const int64_t ns = absl::ToUnixNanos(state.last_seen_wall);
+  worker.mutable_last_seen()->set_seconds(ns / 1'000'000'000);
+  worker.mutable_last_seen()->set_nanos(static_cast<int32_t>(ns % 1'000'000'000));
+  worker.set_version(state.info.version());
+  worker.set_numerics_version(state.info.numerics_version());
+  worker.set_failures_in_a_row(state.failures_in_a_row);
+  return worker;
+}
+
+std::vector<quern::v1::Worker> JobQueue::ListWorkers() {
+  MutexLock lock(&mutex_);
+  std::vector<quern::v1::Worker> out;
+  for (const auto& [name, state] : workers_) out.push_back(DescribeWorker(name, state));
+  return out;
+}
+
+}  // namespace quern::daemon

@@ -1,0 +1,79 @@
+// Decides who may call what. It stands before every call of every service: gRPC asks it before a message is read and before any handler
+// runs, so that no method can be served that it does not know.
+#ifndef QUERN_DAEMON_RPC_GUARD_H_
+#define QUERN_DAEMON_RPC_GUARD_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/secret_file.h"
+#include "daemon/rpc/log_limiter.h"
+#include "daemon/rpc/token_file.h"
+#include "grpcpp/security/auth_metadata_processor.h"
+#include "grpcpp/server_context.h"
+
+namespace quern::daemon {
+
+// Bytes that a client may say about a call: a token and a few more words.
+inline constexpr size_t kLargestMetadata = 16 << 10;
+
+struct GuardOptions {
+  // Empty: whoever reaches a listener may do everything.
+  std::string token_file;
+  // Calls that may be open at a time, of all callers.
+  int64_t most_calls = 16384;
+  Clock* clock = nullptr;
+  LogLine log;
+};
+
+// Thread-safe. Outlives the server whose calls it judges.
+class Guard {
+ public:
+  // An unusable token file is an error, which never quotes it. Blocks.
+  static absl::StatusOr<std::unique_ptr<Guard>> Open(GuardOptions options);
+
+  // For the credentials of one listener. `origin` says whose connections come there, for the log: "uid:1000".
+  std::shared_ptr<grpc::AuthMetadataProcessor> ProcessorFor(std::function<std::string()> origin);
+
+  // Who made a call, as "who=... certificate=... from=...".
+  std::string Describe(grpc::ServerContextBase* context);
+
+  // Reads the token file when it is another one than before. After an error the tokens of before stay in force, and the log says so.
+  // Blocks.
+  void Poll();
+
+  // Calls begin and end, for most_calls.
+  void CallBegins() { open_calls_.fetch_add(1, std::memory_order_relaxed); }
+  void CallEnds() { open_calls_.fetch_sub(1, std::memory_order_relaxed); }
+
+ private:
+  class Processor;
+
+  explicit Guard(GuardOptions options);
+  std::shared_ptr<const TokenTable> tokens();
+  // Whether a call is allowed. `who` becomes what is known of the caller.
+  grpc::Status Judge(absl::string_view method, const grpc::AuthMetadataProcessor::InputMetadata& metadata, absl::string_view origin,
+                     std::string* who);
+
+  const GuardOptions options_;
+  LogLimiter refused_;
+  std::atomic<int64_t> open_calls_{0};
+  Mutex mutex_;
+  std::shared_ptr<const TokenTable> tokens_ QUERN_GUARDED_BY(mutex_);  // nullptr: none are needed
+  FileVersion version_ QUERN_GUARDED_BY(mutex_);
+  // Properties of a connection are shared by its calls, and gRPC does not guard them.
+  Mutex properties_;
+};
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_RPC_GUARD_H_

@@ -1,0 +1,97 @@
+// Where the coordinator listens, and who is let in.
+//
+// Quern accepts connections itself and hands them to gRPC. gRPC's own listeners take any number of connections, stop for good when the
+// process runs out of descriptors, and do not tell who is at the other end of a unix socket.
+#ifndef QUERN_DAEMON_RPC_LISTENER_H_
+#define QUERN_DAEMON_RPC_LISTENER_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/endpoint.h"
+#include "base/file.h"
+#include "daemon/rpc/log_limiter.h"
+#include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server_builder.h"
+
+namespace quern::daemon {
+
+// Makes way for a unix socket at `path`: removes one that nobody listens on. FAILED_PRECONDITION when somebody does, or when the path is
+// something else than a socket; NOT_FOUND when its directory does not exist; INVALID_ARGUMENT when it is too long for a socket.
+absl::Status PrepareUnixSocket(const std::string& path);
+
+// Bound and listening; a unix socket is removed with it. Connections wait until somebody accepts them.
+class ListeningSocket {
+ public:
+  // A unix socket gets `mode`. An address that cannot be had is told with the system's reason.
+  static absl::StatusOr<ListeningSocket> Open(const std::string& address, mode_t mode);
+  ~ListeningSocket();
+  ListeningSocket(ListeningSocket&&) = default;
+  ListeningSocket& operator=(ListeningSocket&&) = delete;
+
+  const Endpoint& endpoint() const { return endpoint_; }
+  // With the port that was chosen in place of a 0.
+  const std::string& address() const { return address_; }
+  const std::vector<UniqueFd>& fds() const { return fds_; }  // one for each address that the host's name stands for
+
+ private:
+  ListeningSocket() = default;
+  absl::Status OpenUnix(mode_t mode);
+  absl::Status OpenTcp(const std::string& text);
+
+  Endpoint endpoint_;
+  std::string address_;
+  std::vector<UniqueFd> fds_;
+};
+
+// Lets connections in, at most so many at a time. Connections have the descriptors above a mark and everything else those below, so that
+// neither takes the other's.
+class Acceptor {
+ public:
+  // Credentials for the connections of one door; `origin` tells whose they are.
+  using MakeCredentials = std::function<std::shared_ptr<grpc::ServerCredentials>(const Endpoint&, std::function<std::string()> origin)>;
+
+  Acceptor(int most_connections, Clock* clock, LogLine log);
+  ~Acceptor();  // Stop, if it was not called
+
+  // Before the server is built. A unix socket has a door for each of the first users that come, so that the log can name them.
+  void Add(ListeningSocket socket, grpc::ServerBuilder& builder, const MakeCredentials& make_credentials);
+  // After the server is built.
+  absl::Status Start();
+  // Nobody is let in any more, and the sockets are gone. Connections stay.
+  void Stop();
+
+ private:
+  struct Door {
+    std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> way;
+    std::shared_ptr<std::atomic<int64_t>> user;  // -1: nobody yet
+  };
+  struct Port {
+    ListeningSocket socket;
+    std::vector<Door> doors;
+  };
+
+  void Run();
+  // False when there is no descriptor left to accept with.
+  bool AcceptFrom(Port& port, int listener);
+  static Door& DoorFor(Port& port, int connection);
+
+  LogLimiter log_;
+  int first_ = 0;  // the mark
+  int most_ = 0;
+  std::vector<Port> ports_;
+  UniqueFd wake_;
+  std::thread thread_;
+};
+
+}  // namespace quern::daemon
+
+#endif  // QUERN_DAEMON_RPC_LISTENER_H_
