@@ -39,6 +39,7 @@ stage "release build" build release || summary
 stage "unit" run_ctest release -L unit -j "$jobs"
 stage "compat environment" tests/compat/setup_env.sh && stage "compat" run_ctest release -L compat
 stage "crash" run_ctest release -L crash
+stage "chaos" run_ctest release -L chaos
 stage "deploy" run_ctest release -L deploy -j "$jobs"
 stage "attack" run_ctest release -L security
 stage "sanitizer build" build asan-ubsan -DQUERN_LIBRARIES_ONLY=ON &&

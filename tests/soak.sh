@@ -35,6 +35,7 @@ fuzz() {  # each target for five minutes, two at a time
 }
 
 stage kills python3 tests/crash/kill_test.py --bin build/release --source tests/data/laguna-micro --runs 100 --seed "$seed"
+stage chaos python3 tests/chaos/chaos_test.py --bin build/release --source tests/data/laguna-micro --runs 500 --seed "$seed"
 stage asan-ubsan sanitized asan-ubsan build/asan-ubsan -DQUERN_LIBRARIES_ONLY=OFF
 stage fuzz fuzz
 stage tsan sanitized tsan build/tsan -DQUERN_LIBRARIES_ONLY=ON

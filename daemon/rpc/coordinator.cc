@@ -53,11 +53,18 @@ bool Unfinished(Job::State state) { return state == Job::QUEUED || state == Job:
 
 bool Ended(Job::State state) { return state == Job::SUCCEEDED || state == Job::FAILED || state == Job::CANCELLED; }
 
+// Files that cannot be read or written, as opposed to files with something wrong in them.
+bool MayPass(const absl::Status& status) { return absl::IsDataLoss(status) || absl::IsUnavailable(status) || absl::IsNotFound(status); }
+
+absl::Status NoClaim(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) ? WithReason(status, "OUTPUT_IN_USE") : status;
+}
+
 quern::v1::JobError ErrorOf(const absl::Status& status, absl::string_view otherwise) {
   quern::v1::JobError error;
   error.set_reason(ReasonOf(status));
   if (error.reason().empty()) {
-    error.set_reason(absl::IsResourceExhausted(status) ? "DISK_FULL" : absl::IsDataLoss(status) ? "DATA_LOSS" : std::string(otherwise));
+    error.set_reason(absl::IsResourceExhausted(status) ? "DISK_FULL" : MayPass(status) ? "IO_ERROR" : std::string(otherwise));
   }
   error.set_message(std::string(status.message()));
   return error;
@@ -162,6 +169,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   queue.on_event = self->options_.log;
   QUERN_ASSIGN_OR_RETURN(self->queue_, JobQueue::Open(std::move(queue)));
   for (uint64_t job : self->queue_->HeldJobs()) self->Schedule([self, job] { self->Recheck(job); }, nullptr);
+  self->recheck_ticker_ = std::make_unique<Ticker>(self->options_.recheck_interval, [self] { self->RecheckWaiting(); });
   self->last_tick_ = self->options_.clock->Monotonic();
   self->next_expiry_ = self->last_tick_ + kExpiry;
   self->expiry_wall_ = self->options_.clock->Wall();
@@ -172,6 +180,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
 Coordinator::~Coordinator() {
   Shutdown();
   ticker_.reset();
+  recheck_ticker_.reset();
   long_work_.reset();
   queue_.reset();
   reads_.reset();
@@ -345,7 +354,7 @@ absl::Status Coordinator::Claim(uint64_t job, const JobSpec& spec) {
     if (claims_.count(job) > 0) return absl::OkStatus();
   }
   absl::StatusOr<OutputClaim> claim = OutputClaim::Acquire(spec.output(), options_.owner, JobName(job));
-  if (!claim.ok()) return WithReason(claim.status(), "OUTPUT_IN_USE");
+  if (!claim.ok()) return NoClaim(claim.status());
   MutexLock lock(&mutex_);
   claims_.emplace(job, *std::move(claim));
   return absl::OkStatus();
@@ -493,7 +502,7 @@ absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequ
   // A crash after the last step of publishing leaves the claim's files.
   {
     absl::StatusOr<OutputClaim> claim = OutputClaim::Acquire(spec.output(), options_.owner, "");
-    if (!claim.ok()) return WithReason(claim.status(), "OUTPUT_IN_USE");
+    if (!claim.ok()) return NoClaim(claim.status());
     QUERN_RETURN_IF_ERROR(RemoveLeftovers(spec.output()));
   }
   absl::StatusOr<Job> job = absl::NotFoundError("");
@@ -621,9 +630,39 @@ void Coordinator::Recheck(uint64_t id) {
   if (!record.has_value() || !BeginWork(record->spec().output()).ok()) return;
   if (queue_->IsHeld(id)) {
     const absl::StatusOr<Job> job = Resume(id, nullptr, std::nullopt);
-    if (!job.ok()) queue_->FailJob(id, ErrorOf(job.status(), "SOURCE_CHANGED"), nullptr);
+    if (!WaitsForFiles(id, job.status()) && !job.ok()) queue_->FailJob(id, ErrorOf(job.status(), "SOURCE_CHANGED"), nullptr);
   }
   EndWork(record->spec().output());
+}
+
+bool Coordinator::WaitsForFiles(uint64_t id, const absl::Status& status) {
+  const absl::Duration now = options_.clock->Monotonic();
+  MutexLock lock(&mutex_);
+  if (MayPass(status)) {
+    const auto [waiting, is_new] = waiting_for_files_.try_emplace(id, now + options_.recheck_patience);
+    if (now < waiting->second) {
+      if (is_new && options_.log) options_.log(absl::StrCat(JobName(id), " waits for its files: ", std::string(status.message())));
+      return true;
+    }
+  }
+  waiting_for_files_.erase(id);
+  return false;
+}
+
+void Coordinator::RecheckWaiting() {
+  std::vector<uint64_t> jobs;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [job, until] : waiting_for_files_) jobs.push_back(job);
+  }
+  for (const uint64_t job : jobs) {
+    if (queue_->IsHeld(job)) {
+      Schedule([this, job] { Recheck(job); }, nullptr);
+    } else {
+      MutexLock lock(&mutex_);
+      waiting_for_files_.erase(job);
+    }
+  }
 }
 
 absl::Status Coordinator::Delete(uint64_t id) {

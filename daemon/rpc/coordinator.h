@@ -36,6 +36,10 @@ struct CoordinatorOptions {
   absl::Duration long_poll = absl::Seconds(20);
   // How long a finished file may take to show on a network filesystem.
   absl::Duration file_patience = absl::Seconds(15);
+  // The files of a job may come back later than a coordinator that was restarted, as a network filesystem after a power cut. A job whose
+  // source or output cannot be read or written then is held and looked at again at this interval, for so long; then it fails.
+  absl::Duration recheck_interval = absl::Seconds(1);
+  absl::Duration recheck_patience = absl::Minutes(10);
   absl::Duration retry_backoff = absl::Seconds(1);  // of a task after its first failure
   // As JobQueueOptions.settle; a coordinator of one command has no workers that could come back.
   absl::Duration settle = absl::Seconds(30);
@@ -115,6 +119,9 @@ class Coordinator {
   absl::StatusOr<quern::v1::Job> Await(std::function<void(JobCallback)> call);
   absl::Status BeginWork(const std::string& output);
   void EndWork(const std::string& output);
+  // Whether the job stays held, to be looked at again.
+  bool WaitsForFiles(uint64_t job, const absl::Status& status);
+  void RecheckWaiting();
 
   const CoordinatorOptions options_;
   Mutex mutex_;
@@ -125,6 +132,8 @@ class Coordinator {
   std::map<std::string, std::vector<JobCallback>> creating_ QUERN_GUARDED_BY(mutex_);
   // Outputs that a request, a recheck or a publish is busy with: one at a time.
   std::set<std::string> busy_ QUERN_GUARDED_BY(mutex_);
+  // Held jobs that wait for their files, and until when.
+  std::map<uint64_t, absl::Duration> waiting_for_files_ QUERN_GUARDED_BY(mutex_);
 
   // Of the ticker's thread.
   absl::Duration last_tick_;
@@ -137,6 +146,7 @@ class Coordinator {
   std::unique_ptr<JobQueue> queue_;
   std::unique_ptr<ThreadPool> long_work_;
   std::unique_ptr<Ticker> ticker_;
+  std::unique_ptr<Ticker> recheck_ticker_;
 };
 
 }  // namespace quern::daemon

@@ -98,6 +98,8 @@ class CoordinatorTest : public testing::Test {
     options.owner = "the test";
     options.retry_backoff = absl::ZeroDuration();
     options.paths = std::move(paths);
+    options.recheck_interval = absl::Milliseconds(10);
+    options.recheck_patience = recheck_patience_;
     auto coordinator = Coordinator::Start(std::move(options));
     ASSERT_THAT(coordinator, IsOk());
     coordinator_ = *std::move(coordinator);
@@ -288,6 +290,7 @@ class CoordinatorTest : public testing::Test {
   std::unique_ptr<quern::v1::Workers::Stub> workers_;
   std::string incarnation_ = "first";
   int requests_ = 0;
+  absl::Duration recheck_patience_ = absl::Minutes(10);
 };
 
 TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
@@ -500,6 +503,54 @@ TEST_F(CoordinatorTest, SourceThatChangedBetweenRunsIsNoticedBeforeAnythingIsReu
   EXPECT_THAT(failed.error().message(), HasSubstr("model-00002-of-00003.safetensors"));
   Job refused;
   EXPECT_EQ(Create(Request(), &refused).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(CoordinatorTest, FilesThatAreAwayAfterARestartAreWaitedFor) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  server_.reset();
+  coordinator_.reset();
+  const std::string away = source_ + ".away";
+  ASSERT_EQ(rename(source_.c_str(), away.c_str()), 0);
+  incarnation_ = "second";
+  Start();
+  WaitForLog("waits for its files");
+  EXPECT_EQ(Get(job.name()).state(), Job::RUNNING);
+  ASSERT_EQ(rename(away.c_str(), source_.c_str()), 0);
+  RunTasks(job.progress().tasks_total() - 1);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, FilesThatStayAwayAfterARestartFailTheJobUntilItIsRetried) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  server_.reset();
+  coordinator_.reset();
+  const std::string away = source_ + ".away";
+  ASSERT_EQ(rename(source_.c_str(), away.c_str()), 0);
+  incarnation_ = "second";
+  recheck_patience_ = absl::ZeroDuration();
+  Start();
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "IO_ERROR");
+  ASSERT_EQ(rename(away.c_str(), source_.c_str()), 0);
+  grpc::ClientContext context;
+  quern::v1::RetryJobRequest retry;
+  retry.set_name(job.name());
+  Job running;
+  EXPECT_TRUE(jobs_->RetryJob(&context, retry, &running).ok());
+  RunTasks(job.progress().tasks_total() - 1);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, OutputThatCannotBeWrittenIsNotSaidToBeInUse) {
+  // In the way of the claim's record.
+  QUERN_ASSERT_OK(MakeDirectories(JoinPath(output_, ".quern/owner.json.tmp")));
+  Job refused;
+  const grpc::Status status = Create(Request(), &refused);
+  EXPECT_THAT(status.error_message(), HasSubstr("owner.json.tmp"));
+  EXPECT_EQ(ReasonIn(status), "");
 }
 
 TEST_F(CoordinatorTest, SourceThatChangedDuringTheJobIsNoticedBeforePublishing) {

@@ -57,16 +57,20 @@ class Programs:
 class Process:
     """A process of the sandbox, as /proc shows it."""
 
-    def __init__(self, pid, role):
+    def __init__(self, pid, role, environment=()):
         self.pid = pid
         self.role = role  # "command", "coordinator", "supervisor", "executor"
+        self.environment = environment  # b"NAME=value"
 
-    def kill(self):
+    def send(self, number):
         try:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
             return True
         except ProcessLookupError:
             return False
+
+    def kill(self):
+        return self.send(signal.SIGKILL)
 
 
 def _read(path):
@@ -90,11 +94,13 @@ def _role(argv):
 class Sandbox:
     """A directory with everything that a run may leave anything in, and a mark in the environment that finds its processes."""
 
-    def __init__(self, programs, parent=None):
+    def __init__(self, programs, parent=None, inside=None):
+        """`inside`: a directory with a short path that holds all of it and that the caller removes; nothing is kept for inspection then."""
         self.programs = programs
-        self.directory = Path(tempfile.mkdtemp(prefix="quern-crash.", dir=parent))
+        self.keep = inside is None
+        self.directory = Path(tempfile.mkdtemp(prefix="quern-crash.", dir=inside or parent))
         # Paths of sockets are short.
-        self.runtime = Path(tempfile.mkdtemp(prefix="qr.", dir="/tmp"))
+        self.runtime = Path(tempfile.mkdtemp(prefix="qr.", dir=inside or "/tmp"))
         self.mark = f"QUERN_CRASH_TEST={uuid.uuid4()}"
         for name in ["tmp", "home", "state"]:
             (self.directory / name).mkdir()
@@ -109,19 +115,19 @@ class Sandbox:
 
     def __exit__(self, kind, *_):
         kill_all(self)
-        if kind in (None, SystemExit):  # the latter: skipped
+        shutil.rmtree(self.runtime, ignore_errors=True)
+        if kind in (None, SystemExit) or not self.keep:  # the former: done or skipped
             shutil.rmtree(self.directory)
-            shutil.rmtree(self.runtime, ignore_errors=True)
         else:
             print(f"kept for inspection: {self.directory}")
 
-    def start(self, arguments, **options):
+    def start(self, arguments, log=None, environment=None, **options):
         """A program in the background; what it says goes to the log."""
-        with open(self.log, "ab") as log:
-            log.write(f"$ {' '.join(map(str, arguments))}\n".encode())
-            log.flush()
-            return subprocess.Popen([str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment,
-                                    start_new_session=True, **options)
+        with open(log or self.log, "ab") as said:
+            said.write(f"$ {' '.join(map(str, arguments))}\n".encode())
+            said.flush()
+            return subprocess.Popen([str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                                    env={**self.environment, **(environment or {})}, start_new_session=True, **options)
 
     def run(self, arguments, timeout=300, **options):
         """A program to its end: (exit status, stdout, stderr)."""
@@ -145,8 +151,9 @@ class Sandbox:
             command_line = _read(f"/proc/{entry}/cmdline")
             if not command_line:
                 continue
-            if self.mark.encode() in _read(f"/proc/{entry}/environ").split(b"\0") or place in command_line:
-                found.append(Process(int(entry), _role([w.decode(errors="replace") for w in command_line.split(b"\0")])))
+            environment = _read(f"/proc/{entry}/environ").split(b"\0")
+            if self.mark.encode() in environment or place in command_line:
+                found.append(Process(int(entry), _role([w.decode(errors="replace") for w in command_line.split(b"\0")]), environment))
         return found
 
     def wait_until_empty(self, seconds=30):
@@ -233,9 +240,9 @@ def check_history(out):
 class MemoryCgroup:
     """A memory cgroup of our own, version 1 or 2. Skips the test where none can be made."""
 
-    def __init__(self, limit):
+    def __init__(self, limit, name=None):
         self.limit = limit
-        name = f"quern-test-{os.getpid()}"
+        name = name or f"quern-test-{os.getpid()}"
         v1 = Path("/sys/fs/cgroup/memory")
         self.version = 1 if (v1 / "memory.limit_in_bytes").exists() else 2
         root = v1 if self.version == 1 else Path("/sys/fs/cgroup")

@@ -2,11 +2,14 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <optional>
+#include <memory>
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "quern/v1/workers.grpc.pb.h"
 
@@ -16,12 +19,23 @@ namespace {
 // A task's spec with thousands of tensors takes a few MiB; gRPC's own limit is 4 MiB.
 constexpr int kMaxMessageSize = 64 << 20;
 
+// How long a call waits for a connection that was lost, looking now and then whether it is still wanted.
+constexpr absl::Duration kConnectPatience = absl::Seconds(2);
+constexpr std::chrono::milliseconds kConnectStep{50};
+
+// Coordinators take a ping every five seconds.
+constexpr int kKeepaliveMs = 10'000;
+
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageSize);
   arguments.SetMaxSendMessageSize(kMaxMessageSize);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A coordinator whose machine or network went away without a word: TCP alone would wait for a quarter of an hour.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A proxy for web pages is no way to a coordinator.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(server, NewChannelCredentials(server, security), arguments);
@@ -31,13 +45,13 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, const Chann
 class GrpcTransport : public SyncTransport {
  public:
   GrpcTransport(const std::string& server, const ChannelSecurity& security)
-      : stub_(quern::v1::Workers::NewStub(NewChannel(server, security))), thread_([this] { Run(); }) {}
+      : channel_(NewChannel(server, security)), stub_(quern::v1::Workers::NewStub(channel_)), thread_([this] { Run(); }) {}
 
   ~GrpcTransport() override {
     {
       MutexLock lock(&mutex_);
       closing_ = true;
-      if (call_ != nullptr) call_->context.TryCancel();
+      if (call_ != nullptr) call_->Cancel();
       changed_.Signal();
     }
     thread_.join();
@@ -46,6 +60,7 @@ class GrpcTransport : public SyncTransport {
   void Call(quern::v1::SynchronizeRequest request, absl::Duration timeout, Done done) override {
     auto call = std::make_unique<PendingCall>();
     call->request = std::move(request);
+    call->timeout = timeout;
     call->done = std::move(done);
     call->context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
     MutexLock lock(&mutex_);
@@ -55,12 +70,18 @@ class GrpcTransport : public SyncTransport {
 
   void Cancel() override {
     MutexLock lock(&mutex_);
-    if (call_ != nullptr) call_->context.TryCancel();
+    if (call_ != nullptr) call_->Cancel();
   }
 
  private:
   struct PendingCall {
+    void Cancel() {
+      cancelled = true;
+      context.TryCancel();
+    }
     grpc::ClientContext context;
+    std::atomic<bool> cancelled = false;
+    absl::Duration timeout;
     quern::v1::SynchronizeRequest request;
     Done done;
   };
@@ -74,6 +95,7 @@ class GrpcTransport : public SyncTransport {
         if (call_ == nullptr) return;
         call = call_.get();
       }
+      AwaitConnection(*call);
       quern::v1::SynchronizeResponse response;
       const grpc::Status status = stub_->Synchronize(&call->context, call->request, &response);
       Done done = std::move(call->done);
@@ -87,6 +109,17 @@ class GrpcTransport : public SyncTransport {
     }
   }
 
+  // A channel that has lost its connection fails calls at once, and goes on with making another one only while somebody polls it: between
+  // short calls that is gRPC's own look every five seconds.
+  void AwaitConnection(const PendingCall& call) {
+    if (channel_->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return;
+    const absl::Duration until = Clock::Real()->Monotonic() + std::min(kConnectPatience, call.timeout);
+    while (!call.cancelled && Clock::Real()->Monotonic() < until) {
+      if (channel_->WaitForConnected(std::chrono::system_clock::now() + kConnectStep)) return;
+    }
+  }
+
+  const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<quern::v1::Workers::Stub> stub_;
   Mutex mutex_;
   CondVar changed_;
