@@ -274,6 +274,7 @@ def main():
         with harness.Sandbox(harness.Programs(arguments.bin), inside=arguments.base) as sandbox:
             chaos = ChaosTest(arguments, sandbox)
             chaos.run(runs)
+            check(chaos.streamed > 0 or len(runs) < 10, "no task went over the data plane, and some workers saw no files")
         print(", ".join(f"{count} {name}" for name, count in chaos.counts.items()))
         print(f"chaos_test: {len(runs)} runs, {sum(chaos.counts.values())} faults, {chaos.failures} retries, {chaos.streamed} of {chaos.tasks} tasks by "
               f"the data plane, seed {chaos.seed}: ok")
