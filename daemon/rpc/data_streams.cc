@@ -43,6 +43,13 @@ class StreamBase : public Reactor, public DataStream {
     Advance();
   }
   void OnCancel() override { Stop(ClientIsGone()); }
+  void OnWriteDone(bool ok) override {
+    stalled_.Ended();
+    MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ok && stop_.ok()) stop_ = ClientIsGone();
+    Advance();
+  }
   void OnDone() override {
     service_->Remove(this);
     // Whoever finished the call may still hold it.
@@ -74,6 +81,13 @@ class StreamBase : public Reactor, public DataStream {
       if (stop_.ok()) stop_ = status;
       Advance();
     });
+  }
+  // One at a time: not while writing_. `message` stays as it is until then.
+  template <class Message>
+  void Write(const Message& message) QUERN_REQUIRES(mutex_) {
+    writing_ = true;
+    stalled_.Began();
+    Reactor::StartWrite(&message);
   }
   void End() QUERN_REQUIRES(mutex_) {
     finished_ = true;
@@ -108,14 +122,6 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
     }
     Advance();
   }
-  void OnWriteDone(bool ok) override {
-    stalled_.Ended();
-    MutexLock lock(&mutex_);
-    writing_ = false;
-    if (!ok && stop_.ok()) stop_ = ClientIsGone();
-    Advance();
-  }
-
  private:
   struct Range {
     uint64_t number;
@@ -141,10 +147,8 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
   void Next() override QUERN_REQUIRES(mutex_) {
     if (full_ && !writing_) {
       full_ = false;
-      writing_ = true;
       sending_.Swap(&filling_);
-      stalled_.Began();
-      StartWrite(&sending_);
+      Write(sending_);
     }
     // The next message is made while one is written.
     if (!working_ && !full_ && !ranges_.empty()) {
@@ -221,23 +225,13 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
       Advance();
     }
   }
-  void OnWriteDone(bool ok) override {
-    stalled_.Ended();
-    MutexLock lock(&mutex_);
-    writing_ = false;
-    if (!ok && stop_.ok()) stop_ = ClientIsGone();
-    Advance();
-  }
-
  private:
   void Next() override QUERN_REQUIRES(mutex_) {
     if (answer_.has_value() && !writing_) {
       sending_.set_durable(answer_->durable);
       sending_.set_finished(answer_->finished);
       answer_.reset();
-      writing_ = true;
-      stalled_.Began();
-      StartWrite(&sending_);
+      Write(sending_);
     }
     if (!reading_ && !working_ && !ended_) {
       reading_ = true;
@@ -330,22 +324,12 @@ class ReadResultStream : public StreamBase<grpc::ServerWriteReactor<ReadResultRe
     Advance();
   }
 
-  void OnWriteDone(bool ok) override {
-    stalled_.Ended();
-    MutexLock lock(&mutex_);
-    writing_ = false;
-    if (!ok && stop_.ok()) stop_ = ClientIsGone();
-    Advance();
-  }
-
  private:
   void Next() override QUERN_REQUIRES(mutex_) {
     if (full_ && !writing_) {
       full_ = false;
-      writing_ = true;
       sending_.Swap(&filling_);
-      stalled_.Began();
-      StartWrite(&sending_);
+      Write(sending_);
     }
     if (!working_ && !full_ && !at_end_) Work([this] { return FillMessage(); });
     if (at_end_ && !working_ && !full_ && !writing_) End();
