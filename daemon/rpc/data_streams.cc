@@ -122,6 +122,7 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
     }
     Advance();
   }
+
  private:
   struct Range {
     uint64_t number;
@@ -225,6 +226,7 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
       Advance();
     }
   }
+
  private:
   void Next() override QUERN_REQUIRES(mutex_) {
     if (answer_.has_value() && !writing_) {
