@@ -744,6 +744,22 @@ TEST_F(JobQueueTest, IdleCallEndsWithTheLongPoll) {
   EXPECT_THAT(**answer, IsOk());
 }
 
+TEST_F(JobQueueTest, IdleWorkerIsNotLostWhileItsCallWaits) {
+  set_options_ = [](JobQueueOptions* options) { options->lease = absl::Seconds(3); };
+  Restart();
+  SynchronizeRequest idle = Worker("a");
+  idle.set_may_wait(true);
+  const Answer answer = Begin(idle);
+  clock_.Advance(absl::Seconds(2));
+  queue_->Tick();
+  EXPECT_TRUE(answer->has_value());
+  Begin(idle);
+  clock_.Advance(absl::Seconds(2));
+  queue_->Tick();
+  EXPECT_EQ(queue_->ListWorkers().at(0).state(), "ready");
+  queue_->Shutdown();
+}
+
 TEST_F(JobQueueTest, WaitingBusyCallHearsOfACancelAtOnce) {
   const uint64_t job = AddTasks(1);
   SynchronizeRequest busy = With(Worker("a"), Granted(Worker("a")), AttemptStatus::RUNNING);

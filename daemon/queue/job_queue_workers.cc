@@ -85,7 +85,8 @@ void JobQueue::Synchronize(const SynchronizeRequest& request, uint64_t ticket,
   }
   const bool checking = IsChecking(worker);
   absl::Duration wait;
-  if (request.may_wait()) wait = worker.granted.empty() ? options_.long_poll : options_.progress_interval;
+  // An idle worker is heard of again before it would count as lost.
+  if (request.may_wait()) wait = worker.granted.empty() ? std::min(options_.long_poll, options_.lease * 2 / 3) : options_.progress_interval;
   if (checking) wait = std::max(wait, options_.commit_wait);
   worker.waiter = Waiter{ticket, worker.last_seen + wait, std::move(done)};
   worker.waiter_order = next_waiter_++;

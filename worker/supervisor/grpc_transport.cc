@@ -23,6 +23,9 @@ constexpr int kMaxMessageSize = 64 << 20;
 constexpr absl::Duration kConnectPatience = absl::Seconds(2);
 constexpr std::chrono::milliseconds kConnectStep{50};
 
+// An attempt to connect is given up after this. A machine that lost its power in the midst of one never answers.
+constexpr int kConnectMs = 5'000;
+
 // Coordinators take a ping every five seconds.
 constexpr int kKeepaliveMs = 10'000;
 
@@ -31,6 +34,7 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, const Chann
   arguments.SetMaxReceiveMessageSize(kMaxMessageSize);
   arguments.SetMaxSendMessageSize(kMaxMessageSize);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A coordinator whose machine or network went away without a word: TCP alone would wait for a quarter of an hour.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);

@@ -1,8 +1,7 @@
-// The stub of the coordinator's data plane, made when it is first needed.
+// The way to the data plane of the coordinator.
 #ifndef QUERN_WORKER_TRANSFER_DATA_STUB_H_
 #define QUERN_WORKER_TRANSFER_DATA_STUB_H_
 
-#include <functional>
 #include <memory>
 
 #include "quern/v1/data.grpc.pb.h"
@@ -10,7 +9,7 @@
 namespace quern::worker {
 
 // Never null; thread-safe.
-using DataStub = std::function<std::shared_ptr<quern::v1::Data::StubInterface>()>;
+using DataStub = std::shared_ptr<quern::v1::Data::StubInterface>;
 
 }  // namespace quern::worker
 

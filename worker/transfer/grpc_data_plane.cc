@@ -35,37 +35,33 @@ class GrpcDataPlane : public DataPlane {
   GrpcDataPlane(const std::string& server, const ChannelSecurity& security) : server_(server), security_(security) {}
 
   std::unique_ptr<RangeFetcher> NewFetcher(const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop) override {
-    return std::make_unique<RangeClient>([this] { return Sources(); }, attempt, stop);
+    return std::make_unique<RangeClient>(Connect(&sources_), attempt, stop);
   }
   std::unique_ptr<OutputSink> NewSink(const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop) override {
-    return std::make_unique<ShardClient>([this] { return Shards(); }, attempt, stop);
+    return std::make_unique<ShardClient>(Connect(&shards_), attempt, stop);
   }
 
  private:
-  using StubPtr = std::shared_ptr<quern::v1::Data::StubInterface>;
+  using WeakStub = std::weak_ptr<DataStub::element_type>;
 
-  StubPtr Sources() {
+  // A connection lives as long as somebody uses it. One that is broken and that nobody polls would be made, and given up, again and again.
+  DataStub Connect(WeakStub* kept) {
     MutexLock lock(&mutex_);
-    return Connect(&sources_);
-  }
-  StubPtr Shards() {
-    MutexLock lock(&mutex_);
-    return Connect(&shards_);
-  }
-  StubPtr Connect(StubPtr* stub) const {
-    if (*stub == nullptr) {
+    DataStub stub = kept->lock();
+    if (stub == nullptr) {
       // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
       grpc_init();
-      *stub = quern::v1::Data::NewStub(NewChannel(server_, security_));
+      stub = quern::v1::Data::NewStub(NewChannel(server_, security_));
+      *kept = stub;
     }
-    return *stub;
+    return stub;
   }
 
   const std::string server_;
   const ChannelSecurity security_;
   Mutex mutex_;
-  StubPtr sources_ QUERN_GUARDED_BY(mutex_);
-  StubPtr shards_ QUERN_GUARDED_BY(mutex_);
+  WeakStub sources_ QUERN_GUARDED_BY(mutex_);
+  WeakStub shards_ QUERN_GUARDED_BY(mutex_);
 };
 
 }  // namespace

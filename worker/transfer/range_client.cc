@@ -28,7 +28,7 @@ absl::Status Garbled(absl::string_view what) { return absl::UnavailableError(abs
 }  // namespace
 
 RangeClient::RangeClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options)
-    : ResumingStream([stub](grpc::ClientContext* context) { return stub()->ReadSource(context); }, options),
+    : ResumingStream([stub](grpc::ClientContext* context) { return stub->ReadSource(context); }, options),
       stub_(std::move(stub)),
       attempt_(attempt),
       stop_(stop),
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<uint64_t>> RangeClient::Check(const std::vector<std::
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kCheckTimeout);
     quern::v1::CheckSourceResponse response;
-    absl::Status status = FromGrpc(stub_()->CheckSource(&context, request, &response));
+    absl::Status status = FromGrpc(stub_->CheckSource(&context, request, &response));
     if (status.ok() && response.sizes_size() == request.paths_size()) {
       return std::vector<uint64_t>(response.sizes().begin(), response.sizes().end());
     }

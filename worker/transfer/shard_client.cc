@@ -21,7 +21,7 @@ constexpr absl::Duration kPoll = absl::Milliseconds(50);
 }  // namespace
 
 ShardClient::ShardClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options)
-    : ResumingStream([stub](grpc::ClientContext* context) { return stub()->WriteShard(context); }, options),
+    : ResumingStream([stub](grpc::ClientContext* context) { return stub->WriteShard(context); }, options),
       attempt_(attempt),
       stop_(stop) {}
 

@@ -56,9 +56,7 @@ class TransferTest : public testing::Test {
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    std::shared_ptr<quern::v1::Data::StubInterface> stub =
-        quern::v1::Data::NewStub(grpc::CreateCustomChannel("unix:" + socket_, grpc::InsecureChannelCredentials(), arguments));
-    return [stub] { return stub; };
+    return quern::v1::Data::NewStub(grpc::CreateCustomChannel("unix:" + socket_, grpc::InsecureChannelCredentials(), arguments));
   }
   static LinkOptions Fast(absl::Duration give_up = absl::Minutes(5)) {
     return {.first_pause = absl::Milliseconds(5), .longest_pause = absl::Milliseconds(20), .give_up = give_up};
