@@ -9,6 +9,7 @@ packages=(
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
   librocksdb-dev libabsl-dev liburing-dev libhwy-dev libre2-dev nlohmann-json3-dev
   libyaml-cpp-dev libmimalloc-dev libcli11-dev libspdlog-dev libssl-dev libxxhash-dev
+  prometheus-cpp-dev
   libbenchmark-dev libgtest-dev libgmock-dev
 )
 if [[ ${1:-} != --build-only ]]; then

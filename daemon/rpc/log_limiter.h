@@ -6,9 +6,9 @@
 #include <functional>
 #include <string>
 
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/log_fields.h"  // LogValue
 #include "base/mutex.h"
 
 namespace quern::daemon {
@@ -30,10 +30,6 @@ class LogLimiter {
   int written_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t left_out_ QUERN_GUARDED_BY(mutex_) = 0;
 };
-
-// A value in a line of key=value: as it is when it is plain, else quoted and escaped, so that nobody can write lines or keys of his own.
-// Longer ones than 200 bytes are cut.
-std::string LogValue(absl::string_view value);
 
 }  // namespace quern::daemon
 

@@ -1,0 +1,157 @@
+#include "telemetry/metrics_server.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include <exception>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "prometheus/collectable.h"
+#include "prometheus/exposer.h"
+#include "prometheus/metric_family.h"
+
+namespace quern {
+namespace {
+
+prometheus::MetricType TypeOf(MetricFamily::Kind kind) {
+  switch (kind) {
+    case MetricFamily::Kind::kCounter:
+      return prometheus::MetricType::Counter;
+    case MetricFamily::Kind::kGauge:
+      return prometheus::MetricType::Gauge;
+    case MetricFamily::Kind::kHistogram:
+      return prometheus::MetricType::Histogram;
+  }
+  return prometheus::MetricType::Untyped;
+}
+
+prometheus::ClientMetric::Histogram ToPrometheus(const Histogram::Snapshot& snapshot) {
+  prometheus::ClientMetric::Histogram histogram;
+  for (size_t i = 0; i < snapshot.counts.size(); ++i) {
+    histogram.sample_count += snapshot.counts[i];
+    const double bound = i < snapshot.bounds.size() ? snapshot.bounds[i] : std::numeric_limits<double>::infinity();
+    histogram.bucket.push_back({.cumulative_count = histogram.sample_count, .upper_bound = bound});
+  }
+  histogram.sample_sum = snapshot.sum;
+  return histogram;
+}
+
+class Source : public prometheus::Collectable {
+ public:
+  explicit Source(MetricsServer::Collect collect) : collect_(std::move(collect)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    std::vector<prometheus::MetricFamily> out;
+    for (MetricFamily& family : collect_()) {
+      prometheus::MetricFamily& converted = out.emplace_back();
+      converted.name = std::move(family.name);
+      converted.help = std::move(family.help);
+      converted.type = TypeOf(family.kind);
+      for (MetricFamily::Sample& sample : family.samples) {
+        prometheus::ClientMetric& metric = converted.metric.emplace_back();
+        for (auto& [name, value] : sample.labels) metric.label.push_back({name, std::move(value)});
+        metric.counter.value = metric.gauge.value = sample.value;
+        if (family.kind == MetricFamily::Kind::kHistogram) metric.histogram = ToPrometheus(sample.histogram);
+      }
+    }
+    return out;
+  }
+
+ private:
+  const MetricsServer::Collect collect_;
+};
+
+struct NumericAddress {
+  sockaddr_storage socket;
+  socklen_t size;
+  int family;
+  std::string host;  // in brackets where it must be
+};
+
+absl::StatusOr<NumericAddress> Resolve(const Endpoint& endpoint, const std::string& address) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(endpoint.host.empty() ? nullptr : endpoint.host.c_str(), absl::StrCat(endpoint.port).c_str(), &hints, &found);
+  if (error != 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
+  const addrinfo* chosen = found;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    if (one->ai_family == AF_INET) {
+      chosen = one;
+      break;
+    }
+  }
+  NumericAddress numeric = {};
+  numeric.size = chosen->ai_addrlen;
+  numeric.family = chosen->ai_family;
+  memcpy(&numeric.socket, chosen->ai_addr, chosen->ai_addrlen);
+  char host[NI_MAXHOST];
+  if (const int failed = getnameinfo(chosen->ai_addr, chosen->ai_addrlen, host, sizeof(host), nullptr, 0, NI_NUMERICHOST); failed != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", gai_strerror(failed)));
+  }
+  numeric.host = chosen->ai_family == AF_INET6 ? absl::StrCat("[", host, "]") : host;
+  return numeric;
+}
+
+// Why the address cannot be listened on; OK when it can. civetweb itself does not tell.
+absl::Status TryAddress(const NumericAddress& numeric, const std::string& address) {
+  const UniqueFd fd(socket(numeric.family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  if (!fd || setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
+      bind(fd.get(), reinterpret_cast<const sockaddr*>(&numeric.socket), numeric.size) != 0 || listen(fd.get(), 1) != 0) {
+    return ErrnoToStatus(errno, "cannot listen on", address);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Endpoint> ParseMetricsAddress(const std::string& address) {
+  QUERN_ASSIGN_OR_RETURN(Endpoint endpoint, ParseEndpoint(address));
+  if (endpoint.kind == Endpoint::Kind::kUnix) {
+    return absl::InvalidArgumentError(absl::StrCat(address, ": Prometheus reads no unix sockets: give host:port"));
+  }
+  return endpoint;
+}
+
+class MetricsServer::Impl {
+ public:
+  Impl(const std::string& ports, Collect collect)
+      : source_(std::make_shared<Source>(std::move(collect))),
+        // Whoever holds a connection open without a word keeps one of the threads for the time of the request's timeout.
+        exposer_(std::vector<std::string>{"listening_ports", ports, "num_threads", "2", "request_timeout_ms", "5000"}) {
+    exposer_.RegisterCollectable(source_);
+  }
+  int port() const { return exposer_.GetListeningPorts().at(0); }
+
+ private:
+  const std::shared_ptr<Source> source_;
+  prometheus::Exposer exposer_;
+};
+
+MetricsServer::MetricsServer(std::unique_ptr<Impl> impl, std::string address) : impl_(std::move(impl)), address_(std::move(address)) {}
+
+MetricsServer::~MetricsServer() = default;
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address, Collect collect) {
+  QUERN_ASSIGN_OR_RETURN(const Endpoint endpoint, ParseMetricsAddress(address));
+  QUERN_ASSIGN_OR_RETURN(const NumericAddress numeric, Resolve(endpoint, address));
+  QUERN_RETURN_IF_ERROR(TryAddress(numeric, address));
+  try {
+    auto impl = std::make_unique<Impl>(absl::StrCat(numeric.host, ":", endpoint.port), std::move(collect));
+    std::string bound = absl::StrCat(address.substr(0, address.rfind(':') + 1), impl->port());
+    return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(impl), std::move(bound)));
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", error.what()));
+  }
+}
+
+}  // namespace quern

@@ -1,0 +1,45 @@
+// Serves figures to Prometheus: GET /metrics over HTTP, in its text format. There is neither TLS nor a token: what is served must be no
+// secret, and the address decides who reads it.
+#ifndef QUERN_TELEMETRY_METRICS_SERVER_H_
+#define QUERN_TELEMETRY_METRICS_SERVER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/endpoint.h"
+#include "base/metrics.h"
+
+namespace quern {
+
+// The address of --metrics-listen: host:port, where an empty host means every interface. INVALID_ARGUMENT for anything else.
+absl::StatusOr<Endpoint> ParseMetricsAddress(const std::string& address);
+
+class MetricsServer {
+ public:
+  // Called on threads of the server, at each request, several at a time; figures of the HTTP server itself (exposer_...) come on top.
+  using Collect = std::function<std::vector<MetricFamily>()>;
+
+  // Listens. A host name stands for its first IPv4 address, or else its first. An address that cannot be had is told with the system's
+  // reason. Blocks on the name service.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(const std::string& address, Collect collect);
+  // Waits for calls of `collect` that are under way. Requests that are not answered yet are cut off.
+  ~MetricsServer();
+
+  // With the port that was chosen in place of a 0.
+  const std::string& address() const { return address_; }
+
+ private:
+  class Impl;
+  MetricsServer(std::unique_ptr<Impl> impl, std::string address);
+
+  const std::unique_ptr<Impl> impl_;
+  const std::string address_;
+};
+
+}  // namespace quern
+
+#endif  // QUERN_TELEMETRY_METRICS_SERVER_H_
