@@ -2,13 +2,17 @@
 
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <string.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <exception>
+#include <future>
 #include <limits>
+#include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/status_macros.h"
@@ -18,6 +22,8 @@
 
 namespace quern {
 namespace {
+
+constexpr std::chrono::milliseconds kKnock{10};
 
 prometheus::MetricType TypeOf(MetricFamily::Kind kind) {
   switch (kind) {
@@ -124,17 +130,45 @@ absl::StatusOr<Endpoint> ParseMetricsAddress(const std::string& address) {
 
 class MetricsServer::Impl {
  public:
-  Impl(const std::string& ports, Collect collect)
+  Impl(const NumericAddress& numeric, uint16_t port, Collect collect)
       : source_(std::make_shared<Source>(std::move(collect))),
         // Whoever holds a connection open without a word keeps one of the threads for the time of the request's timeout.
-        exposer_(std::vector<std::string>{"listening_ports", ports, "num_threads", "2", "request_timeout_ms", "5000"}) {
-    exposer_.RegisterCollectable(source_);
+        exposer_(std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+            "listening_ports", absl::StrCat(numeric.host, ":", port), "num_threads", "2", "request_timeout_ms", "5000"})),
+        own_(numeric) {
+    exposer_->RegisterCollectable(source_);
+    const uint16_t bound = htons(static_cast<uint16_t>(exposer_->GetListeningPorts().at(0)));
+    if (own_.family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&own_.socket)->sin6_port = bound;
+    } else {
+      reinterpret_cast<sockaddr_in*>(&own_.socket)->sin_port = bound;
+    }
   }
-  int port() const { return exposer_.GetListeningPorts().at(0); }
+  ~Impl() {
+    std::promise<void> stopped;
+    std::future<void> end = stopped.get_future();
+    std::thread stop([this, &stopped] {
+      exposer_.reset();
+      stopped.set_value();
+    });
+    // civetweb looks every two seconds whether it is to stop, and whenever somebody connects.
+    do {
+      Knock();
+    } while (end.wait_for(kKnock) == std::future_status::timeout);
+    stop.join();
+  }
+  int port() const { return exposer_->GetListeningPorts().at(0); }
 
  private:
+  void Knock() const {
+    const UniqueFd fd(socket(own_.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    // Whether it gets through does not matter: it knocks again.
+    if (fd) static_cast<void>(connect(fd.get(), reinterpret_cast<const sockaddr*>(&own_.socket), own_.size));
+  }
+
   const std::shared_ptr<Source> source_;
-  prometheus::Exposer exposer_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  NumericAddress own_;
 };
 
 MetricsServer::MetricsServer(std::unique_ptr<Impl> impl, std::string address) : impl_(std::move(impl)), address_(std::move(address)) {}
@@ -146,7 +180,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   QUERN_ASSIGN_OR_RETURN(const NumericAddress numeric, Resolve(endpoint, address));
   QUERN_RETURN_IF_ERROR(TryAddress(numeric, address));
   try {
-    auto impl = std::make_unique<Impl>(absl::StrCat(numeric.host, ":", endpoint.port), std::move(collect));
+    auto impl = std::make_unique<Impl>(numeric, endpoint.port, std::move(collect));
     std::string bound = absl::StrCat(address.substr(0, address.rfind(':') + 1), impl->port());
     return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(impl), std::move(bound)));
   } catch (const std::exception& error) {
