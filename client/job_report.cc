@@ -98,6 +98,35 @@ std::string FormatTasks(const quern::v1::ListTasksResponse& tasks) {
   return table.ToString();
 }
 
+std::string FormatTask(const quern::v1::Task& task) {
+  std::string text = absl::StrCat(task.name(), "  ", Lower(quern::v1::Task::State_Name(task.state())), "  ", task.label(), "\n  ");
+  if (task.layers_size() > 0) absl::StrAppend(&text, "layers ", FormatRanges({task.layers().begin(), task.layers().end()}), "; ");
+  absl::StrAppend(&text, "reads ", FormatByteSize(task.bytes_to_read()), ", writes ", FormatByteSize(task.bytes_to_write()), ", needs ",
+                  FormatByteSize(task.minimum_memory()), " of memory; ", task.failures(), task.failures() == 1 ? " failure\n" : " failures\n");
+  if (task.attempts_size() == 0) absl::StrAppend(&text, "no attempts\n");
+  for (const quern::v1::Attempt& attempt : task.attempts()) {
+    absl::StrAppend(&text, "\nattempt ", attempt.attempt(), "  ", Lower(quern::v1::Attempt::State_Name(attempt.state())), "  (",
+                    attempt.purpose(), ")\n  worker  ", attempt.worker(), " on ", attempt.host(),
+                    attempt.device().empty() ? "" : absl::StrCat(", ", attempt.device()), ", ", FormatByteSize(attempt.memory()),
+                    "\n  granted ", FormatTime(attempt.grant_time()));
+    if (attempt.has_end_time()) {
+      absl::StrAppend(&text, ", ended ", FormatTime(attempt.end_time()), ", took ",
+                      FormatElapsed(ToTime(attempt.end_time()) - ToTime(attempt.grant_time())));
+    }
+    absl::StrAppend(&text, "\n");
+    if (!attempt.reason().empty()) absl::StrAppend(&text, "  reason  ", attempt.reason(), "\n");
+    if (!attempt.message().empty()) absl::StrAppend(&text, "  message ", attempt.message(), "\n");
+    const quern::v1::StageTimes& times = attempt.times();
+    if (times.wall_seconds() > 0) {
+      absl::StrAppendFormat(&text, "  stages  read %.2f s (stalled %.2f s), compute %.2f s (%.2f s), write %.2f s (%.2f s), hash %.2f s; ",
+                            times.read_seconds(), times.read_stall_seconds(), times.compute_seconds(), times.compute_stall_seconds(),
+                            times.write_seconds(), times.write_stall_seconds(), times.hash_seconds());
+      absl::StrAppend(&text, "peak memory ", FormatByteSize(attempt.peak_rss()), "\n");
+    }
+  }
+  return text;
+}
+
 std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks) {
   std::string text =
       absl::StrCat(job.name(), "  ", StateName(job.state()), "\n  ", Describe(job.spec()), "\n  created ", FormatTime(job.create_time()));
@@ -124,12 +153,13 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
   if (!job.plan().resolved_recipe().empty()) absl::StrAppend(&text, "\nrecipe\n", job.plan().resolved_recipe());
 
   Table history(
-      {{"TASK"}, {"ATTEMPT", kRight}, {"WHY"}, {"STATE"}, {"WORKER"}, {"GRANTED"}, {"TOOK", kRight}, {"MEMORY", kRight}, {"MESSAGE"}});
+      {{"TASK"}, {"ATTEMPT", kRight}, {"WHY"}, {"STATE"}, {"WORKER"}, {"GRANTED"}, {"ENDED"}, {"TOOK", kRight}, {"MEMORY", kRight}, {"MESSAGE"}});
   for (const auto& task : tasks.tasks()) {
     for (const auto& attempt : task.attempts()) {
       const bool ended = attempt.has_end_time();
       history.AddRow({task.name(), absl::StrCat(attempt.attempt()), attempt.purpose(),
                       Lower(quern::v1::Attempt::State_Name(attempt.state())), attempt.worker(), FormatTime(attempt.grant_time()),
+                      ended ? FormatTime(attempt.end_time()) : "-",
                       ended ? FormatElapsed(ToTime(attempt.end_time()) - ToTime(attempt.grant_time())) : "-",
                       FormatByteSize(attempt.memory()),
                       attempt.reason().empty() ? attempt.message() : absl::StrCat(attempt.reason(), ": ", attempt.message())});

@@ -14,6 +14,8 @@ namespace quern::client {
 std::string FormatJobs(const quern::v1::ListJobsResponse& jobs, absl::Time now);
 // Everything about one job, with the history of its tasks' attempts.
 std::string FormatJob(const quern::v1::Job& job, const quern::v1::ListTasksResponse& tasks);
+// Everything about one task, with all that is known of each attempt.
+std::string FormatTask(const quern::v1::Task& task);
 std::string FormatTasks(const quern::v1::ListTasksResponse& tasks);
 std::string FormatWorkers(const quern::v1::ListWorkersResponse& workers, absl::Time now);
 

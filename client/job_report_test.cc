@@ -53,6 +53,41 @@ TEST(JobReportTest, HistoryShowsEveryAttempt) {
               AllOf(HasSubstr("lost"), HasSubstr("1:05"), HasSubstr("OUT_OF_MEMORY: killed with 512 MiB"), HasSubstr("granted")));
 }
 
+TEST(JobReportTest, TaskShowsAllThatIsKnownOfItsAttempts) {
+  quern::v1::Task task;
+  task.set_name("jobs/7/tasks/24");
+  task.set_state(quern::v1::Task::COMMITTED);
+  task.set_label("model-00025");
+  task.add_layers(24);
+  task.set_failures(1);
+  task.set_bytes_to_read(4 << 20);
+  auto* failed = task.add_attempts();
+  failed->set_attempt(1);
+  failed->set_purpose("work");
+  failed->set_state(quern::v1::Attempt::FAILED);
+  failed->set_worker("node7");
+  failed->set_host("node7.example.org");
+  failed->set_device("cpu AVX3");
+  failed->set_memory(512 << 20);
+  failed->mutable_grant_time()->set_seconds(100);
+  failed->mutable_end_time()->set_seconds(165);
+  failed->set_reason("IO_ERROR");
+  failed->set_message("cannot read /models/x");
+  auto* committed = task.add_attempts();
+  committed->set_attempt(2);
+  committed->set_state(quern::v1::Attempt::COMMITTED);
+  committed->set_peak_rss(600 << 20);
+  committed->mutable_times()->set_wall_seconds(3);
+  committed->mutable_times()->set_read_seconds(1.25);
+  committed->mutable_times()->set_read_stall_seconds(0.5);
+  const std::string text = FormatTask(task);
+  EXPECT_THAT(text, AllOf(HasSubstr("jobs/7/tasks/24  committed  model-00025"), HasSubstr("layers 24; reads 4 MiB"), HasSubstr("1 failure\n"),
+                          HasSubstr("attempt 1  failed  (work)"), HasSubstr("node7 on node7.example.org, cpu AVX3, 512 MiB"),
+                          HasSubstr("took 1:05"), HasSubstr("reason  IO_ERROR\n  message cannot read /models/x\n")));
+  EXPECT_THAT(text, AllOf(HasSubstr("attempt 2  committed"), HasSubstr("read 1.25 s (stalled 0.50 s)"), HasSubstr("peak memory 600 MiB")));
+  EXPECT_THAT(FormatTask(quern::v1::Task()), HasSubstr("no attempts"));
+}
+
 TEST(JobReportTest, OutcomeOfSuccessHasBytesRateAndError) {
   WatchOutcome outcome;
   outcome.job = QuantizeJob(Job::SUCCEEDED);

@@ -21,15 +21,20 @@
 #include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "base/subprocess.h"
+#include "daemon/coordinator_metrics.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/coordinator.h"
 #include "daemon/rpc/log_limiter.h"
 #include "daemon/rpc/server.h"
 #include "grpc/grpc.h"
 #include "grpc/support/log.h"
+#include "quant/numerics_version.h"
 #include "spdlog/async.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
+#include "telemetry/json_log.h"
+#include "telemetry/metrics_server.h"
+#include "telemetry/process_metrics.h"
 
 namespace quern::daemon {
 namespace {
@@ -44,6 +49,8 @@ struct Flags {
   ServerOptions server;
   std::string socket_mode = "0660";
   std::string stream_timeout = "1m";
+  std::string metrics_address;  // empty: none
+  std::string log_format = "text";
   std::vector<std::string> allow_roots;
   bool in_memory = false;
   bool is_private = false;
@@ -90,11 +97,12 @@ void LogForGrpc(gpr_log_func_args* args) {
 }
 
 absl::Status Serve(const Flags& flags, const sigset_t& signals) {
+  StoreMetrics store_metrics;
   std::unique_ptr<JobStore> store;
   if (flags.in_memory) {
-    store = NewMemoryJobStore();
+    store = NewMemoryJobStore(&store_metrics);
   } else {
-    QUERN_ASSIGN_OR_RETURN(store, OpenRocksDbJobStore(flags.state_dir));
+    QUERN_ASSIGN_OR_RETURN(store, OpenRocksDbJobStore(flags.state_dir, &store_metrics));
   }
   // Outlives everything that opens files.
   std::optional<FileConfinement> confinement;
@@ -120,12 +128,22 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   };
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Coordinator> coordinator, Coordinator::Start(std::move(options)));
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Server> server, Server::Start(coordinator.get(), flags.server));
+  std::unique_ptr<MetricsServer> metrics;
+  if (!flags.metrics_address.empty()) {
+    QUERN_ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_address, [&coordinator, &server, &store_metrics] {
+      std::vector<MetricFamily> families = CollectCoordinatorMetrics(*coordinator, *server, store_metrics);
+      AddProcessMetrics("quernd", QUERN_VERSION, quant::kNumericsVersion, &families);
+      return families;
+    }));
+  }
   // Only now: before, there is nothing to stop cleanly.
   WatchParent(flags.parent_fd.value_or(-1), [] {
     if (kill(getpid(), SIGTERM) != 0) _exit(kExitFailed);
   });
   for (const std::string& address : server->addresses()) spdlog::info("listening on {}", address);
+  if (metrics != nullptr) spdlog::info("{}", metrics->Describe());
   WaitForSignal(signals, *server);
+  metrics.reset();
   server->Shutdown();
   server.reset();
   coordinator.reset();
@@ -157,6 +175,12 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 50000))
       ->capture_default_str();
   app.add_option("--allow-root", flags.allow_roots, "Directory below which clients may name sources and outputs; may be repeated");
+  app.add_option("--metrics-listen", flags.metrics_address,
+                 "host:port for Prometheus (GET /metrics); without TLS and tokens, so best a loopback address (default: none)")
+      ->type_name("ADDR");
+  app.add_option("--log-format", flags.log_format, "Lines of the log: text, or json")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   app.add_flag("--in-memory", flags.in_memory, "Keep the jobs in memory only; needs no --state-dir");
   app.add_flag("--private", flags.is_private, "Serve one command: every path of the user is allowed, only warnings are logged");
   std::string lease, keep_jobs_for;
@@ -191,6 +215,12 @@ int Main(int argc, char** argv) {
     fprintf(stderr, "quernd: %s\n", std::string(status.message()).c_str());
     return kExitUsage;
   }
+  if (!flags.metrics_address.empty()) {
+    if (const absl::Status status = ParseMetricsAddress(flags.metrics_address).status(); !status.ok()) {
+      fprintf(stderr, "quernd: --metrics-listen %s\n", std::string(status.message()).c_str());
+      return kExitUsage;
+    }
+  }
   absl::Duration& stalled = flags.server.limits.streams.stalled;
   if (!absl::ParseDuration(flags.stream_timeout, &stalled) || stalled <= absl::ZeroDuration()) {
     fprintf(stderr, "quernd: --stream-timeout %s: no duration such as 30s or 2m\n", flags.stream_timeout.c_str());
@@ -209,6 +239,7 @@ int Main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before gRPC has threads, so that they have them blocked too
   // On a thread of its own: a disk that is busy, or a slow reader of the log, must not hold up renewals.
   spdlog::set_default_logger(spdlog::stderr_logger_mt<spdlog::async_factory>("quernd"));
+  if (flags.log_format == "json") spdlog::set_formatter(NewJsonLogFormatter("quernd"));
   spdlog::set_level(flags.is_private ? spdlog::level::warn : spdlog::level::info);
   // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
   grpc_init();

@@ -171,9 +171,15 @@ class MetricsServer::Impl {
   NumericAddress own_;
 };
 
-MetricsServer::MetricsServer(std::unique_ptr<Impl> impl, std::string address) : impl_(std::move(impl)), address_(std::move(address)) {}
+MetricsServer::MetricsServer(std::unique_ptr<Impl> impl, std::string address, Endpoint::Kind kind)
+    : impl_(std::move(impl)), address_(std::move(address)), kind_(kind) {}
 
 MetricsServer::~MetricsServer() = default;
+
+std::string MetricsServer::Describe() const {
+  return absl::StrCat("metrics on http://", address_, "/metrics",
+                      kind_ == Endpoint::Kind::kRemote ? " (other machines can read them: in the clear, and without being asked who they are)" : "");
+}
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address, Collect collect) {
   QUERN_ASSIGN_OR_RETURN(const Endpoint endpoint, ParseMetricsAddress(address));
@@ -182,7 +188,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::s
   try {
     auto impl = std::make_unique<Impl>(numeric, endpoint.port, std::move(collect));
     std::string bound = absl::StrCat(address.substr(0, address.rfind(':') + 1), impl->port());
-    return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(impl), std::move(bound)));
+    return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(impl), std::move(bound), endpoint.kind));
   } catch (const std::exception& error) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", error.what()));
   }

@@ -31,13 +31,16 @@ class MetricsServer {
 
   // With the port that was chosen in place of a 0.
   const std::string& address() const { return address_; }
+  // For the log: where it is, and who can read it.
+  std::string Describe() const;
 
  private:
   class Impl;
-  MetricsServer(std::unique_ptr<Impl> impl, std::string address);
+  MetricsServer(std::unique_ptr<Impl> impl, std::string address, Endpoint::Kind kind);
 
   const std::unique_ptr<Impl> impl_;
   const std::string address_;
+  const Endpoint::Kind kind_;
 };
 
 }  // namespace quern

@@ -67,6 +67,18 @@ TEST(MetricsServer, ServesWhatIsCollectedInPrometheusText) {
   EXPECT_THAT(Get((*server)->address(), "/etc/passwd"), HasSubstr(" 404 Not Found\r\n"));
 }
 
+TEST(MetricsServer, SaysWhenOthersCanReadIt) {
+  const auto here = MetricsServer::Start("127.0.0.1:0", Some);
+  QUERN_ASSERT_OK(here.status());
+  EXPECT_EQ((*here)->Describe(), absl::StrCat("metrics on http://", (*here)->address(), "/metrics"));
+  for (const char* address : {"0.0.0.0:0", ":0"}) {
+    const auto everywhere = MetricsServer::Start(address, Some);
+    QUERN_ASSERT_OK(everywhere.status());
+    EXPECT_THAT((*everywhere)->Describe(), HasSubstr("other machines can read them"));
+    EXPECT_THAT(Get((*everywhere)->address(), "/metrics"), HasSubstr("quern_b 0.5\n"));
+  }
+}
+
 TEST(MetricsServer, EachRequestAsksAnew) {
   int asked = 0;
   const auto server = MetricsServer::Start("localhost:0", [&asked] {

@@ -40,11 +40,15 @@
 #include "quant/scheme.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
+#include "telemetry/json_log.h"
+#include "telemetry/metrics_server.h"
+#include "telemetry/process_metrics.h"
 #include "worker/executor/executor.h"
 #include "worker/executor/pipeline_hooks.h"
 #include "worker/pipeline/run_task.h"
 #include "worker/supervisor/grpc_transport.h"
 #include "worker/supervisor/supervisor.h"
+#include "worker/supervisor/worker_metrics.h"
 #include "worker/transfer/grpc_data_plane.h"
 
 namespace quern::worker {
@@ -73,6 +77,8 @@ struct Flags {
   std::string available_for;
   std::vector<std::string> maps;
   std::string spool;
+  std::string metrics_address;  // empty: none
+  std::string log_format = "text";
   std::optional<int> parent_fd;
   bool executor = false;
   int channel_fd = -1;
@@ -118,6 +124,11 @@ absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
   }
   if (flags.name.has_value()) {
     if (const absl::Status name = CheckWorkerName(*flags.name); !name.ok()) return Annotate(name, "--name");
+  }
+  if (!flags.metrics_address.empty()) {
+    if (const absl::Status address = ParseMetricsAddress(flags.metrics_address).status(); !address.ok()) {
+      return Annotate(address, "--metrics-listen");
+    }
   }
   if (flags.parent_fd.has_value() && fcntl(*flags.parent_fd, F_GETFD) < 0) {
     return absl::InvalidArgumentError(absl::StrCat("--parent-fd ", *flags.parent_fd, ": this process has no such open file"));
@@ -197,7 +208,8 @@ void SetUpLog() {
 
 // What an executor is started with, beside its channel: it has a connection of its own for what it does not see.
 std::vector<std::string> ExecutorArguments(const Flags& flags, const Settings& settings) {
-  std::vector<std::string> arguments = {OwnProgram(), "--server", flags.server, "--spool", settings.spool};
+  std::vector<std::string> arguments = {OwnProgram(), "--server", flags.server, "--spool", settings.spool,
+                                        "--log-format", flags.log_format};
   const ChannelSecurity& security = flags.security;
   for (const auto& [flag, value] : {std::pair("--tls-ca", &security.tls.authority), std::pair("--tls-cert", &security.tls.certificate),
                                     std::pair("--tls-key", &security.tls.key), std::pair("--token-file", &security.token_file)}) {
@@ -311,6 +323,17 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   options.log = Log;
   spdlog::info("worker {} ({}) with {} and {} threads for {}", options.info.name, options.info.devices[0].name(),
                FormatByteSize(settings.memory), flags.threads, flags.server);
+  const auto metrics = std::make_shared<WorkerMetrics>(options.info.slots, options.info.memory);
+  options.metrics = metrics;
+  std::unique_ptr<MetricsServer> metrics_server;
+  if (!flags.metrics_address.empty()) {
+    QUERN_ASSIGN_OR_RETURN(metrics_server, MetricsServer::Start(flags.metrics_address, [metrics] {
+      std::vector<MetricFamily> families = metrics->Collect();
+      AddProcessMetrics("quern-worker", QUERN_VERSION, quant::kNumericsVersion, &families);
+      return families;
+    }));
+    spdlog::info("{}", metrics_server->Describe());
+  }
   Supervisor supervisor(std::move(options));
   SignalThread signals(&supervisor);
   const absl::Status end = supervisor.Run();
@@ -356,6 +379,12 @@ int Main(int argc, char** argv) {
       ->allow_extra_args(false);
   app.add_option("--spool", flags.spool,
                  "Directory for parts of shards that are sent to the coordinator and do not fit --memory (default: $TMPDIR or /tmp)");
+  app.add_option("--metrics-listen", flags.metrics_address,
+                 "host:port for Prometheus (GET /metrics); without TLS and tokens, so best a loopback address (default: none)")
+      ->type_name("ADDR");
+  app.add_option("--log-format", flags.log_format, "Lines of the log: text, or json")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
   app.add_option("--parent-fd", flags.parent_fd, "Exit at once when this pipe closes")->group("");
   app.add_flag("--executor", flags.executor)->group("");
   app.add_option("--channel-fd", flags.channel_fd)->group("");
@@ -364,6 +393,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kDone : kUsage;
   }
+  if (flags.log_format == "json") spdlog::set_formatter(NewJsonLogFormatter("quern-worker"));
   if (flags.executor) {
     if (fcntl(flags.channel_fd, F_GETFD) >= 0) return RunAsExecutor(flags);
     std::cerr << "quern-worker: --executor is for quern-worker itself, which gives it a channel\n";

@@ -295,7 +295,7 @@ TEST_F(WorkerProgramTest, SigtermReportsWhatWasFinishedWhileTheCoordinatorWasAwa
   coordinator_->WaitFor([](const quern::v1::SynchronizeRequest& request) { return request.attempts_size() == 1; });
   coordinator_.reset();
   QUERN_ASSERT_OK(worker.Kill(SIGTERM));
-  while (!absl::StrContains(Log(), "attempt 1 completed")) std::this_thread::yield();
+  while (!absl::StrContains(Log(), "event=completed job=jobs/1 task=0 attempt=1")) std::this_thread::yield();
   Serve();
   EXPECT_EQ(coordinator_->WaitForEnd(1).state(), AttemptStatus::COMPLETED);
   QUERN_ASSERT_OK_AND_ASSIGN(const ExitState state, worker.Wait());

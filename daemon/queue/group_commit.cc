@@ -3,9 +3,13 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/time/time.h"
+#include "base/clock.h"
+
 namespace quern::daemon {
 
-GroupCommitter::GroupCommitter(Commit commit) : commit_(std::move(commit)), thread_([this] { Run(); }) {}
+GroupCommitter::GroupCommitter(Commit commit, StoreMetrics* metrics)
+    : commit_(std::move(commit)), metrics_(metrics), thread_([this] { Run(); }) {}
 
 GroupCommitter::~GroupCommitter() {
   {
@@ -37,7 +41,12 @@ void GroupCommitter::Run() {
       writes.insert(writes.end(), std::make_move_iterator(request.writes.begin()), std::make_move_iterator(request.writes.end()));
     }
     // After a failed commit nobody knows what is on disk: nothing later may be acknowledged.
+    const absl::Duration began = Clock::Real()->Monotonic();
     if (broken.ok()) broken = commit_(std::move(writes));
+    if (metrics_ != nullptr) {
+      metrics_->commit_seconds.Observe(absl::ToDoubleSeconds(Clock::Real()->Monotonic() - began));
+      metrics_->batch_writers.Observe(static_cast<double>(batch.size()));
+    }
     for (Request& request : batch) request.done(broken);
   }
 }

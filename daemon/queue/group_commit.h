@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "base/mutex.h"
 #include "daemon/queue/job_store.h"
+#include "daemon/queue/queue_figures.h"
 
 namespace quern::daemon {
 
@@ -18,7 +19,8 @@ class GroupCommitter {
   // Makes the writes durable, all or none, in their order. Runs on the writer thread and may block.
   using Commit = std::function<absl::Status(std::vector<StoreWrite>)>;
 
-  explicit GroupCommitter(Commit commit);
+  // `metrics` may be null, and outlives the committer.
+  explicit GroupCommitter(Commit commit, StoreMetrics* metrics = nullptr);
   ~GroupCommitter();
   GroupCommitter(const GroupCommitter&) = delete;
   GroupCommitter& operator=(const GroupCommitter&) = delete;
@@ -34,6 +36,7 @@ class GroupCommitter {
   void Run();
 
   const Commit commit_;
+  StoreMetrics* const metrics_;
   Mutex mutex_;
   CondVar arrived_;
   std::vector<Request> pending_ QUERN_GUARDED_BY(mutex_);

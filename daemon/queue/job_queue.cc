@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
+#include "base/log_fields.h"
 #include "base/status_macros.h"
 #include "daemon/queue/audit.h"
 #include "daemon/queue/names.h"
@@ -469,8 +470,13 @@ void JobQueue::SetState(JobState& job, Job::State state) {
   PutJob(job);
   Changed(job);
   work_arrived_ = true;
-  Log(absl::StrCat(JobName(job.record.id()), " is ", Job::State_Name(state),
-                   job.record.has_error() ? absl::StrCat(": ", job.record.error().message()) : ""));
+  if (Terminal(state)) {
+    ++counts_.jobs_ended[state];
+    job_seconds_.Observe(static_cast<double>(job.record.end_time_ns() - job.record.create_time_ns()) * 1e-9);
+  }
+  const JobError& error = job.record.error();
+  Log(absl::StrCat("job event=state job=", JobName(job.record.id()), " state=", Job::State_Name(state),
+                   error.reason().empty() ? "" : absl::StrCat(" reason=", LogValue(error.reason())), MessageField(error.message())));
 }
 
 void JobQueue::MakeReady(JobState& job) {
@@ -538,8 +544,9 @@ void JobQueue::EndAttempt(const AttemptRef& ref, quern::v1::Attempt::State state
   record.set_reason(reason);
   record.set_message(message);
   PutAttempt(ref, record);
-  Log(absl::StrCat(TaskName(ref.job, ref.task), " attempt ", ref.attempt, " on ", record.worker(), " is ",
-                   quern::v1::Attempt::State_Name(state), message.empty() ? "" : ": ", message));
+  CountEnd(state, reason);
+  Log(absl::StrCat("attempt event=ended ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(record.worker()),
+                   " state=", quern::v1::Attempt::State_Name(state), " reason=", LogValue(reason), MessageField(message)));
   if (const auto worker = workers_.find(record.worker()); worker != workers_.end()) worker->second.granted.erase(ref);
   NewsFor(record.worker());
   // A lost one may still commit.
@@ -633,7 +640,8 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
   const AttemptRecord attempt = task.attempts.at(ref.attempt).record;
   const uint64_t used = attempt.memory();
   const std::string& worker = attempt.worker();
-  const std::string reason = quern::v1::FailureReason_Name(failure.reason());
+  const std::string reason = quern::v1::FailureReason_Name(
+      quern::v1::FailureReason_IsValid(failure.reason()) ? failure.reason() : quern::v1::FAILURE_REASON_UNSPECIFIED);
   // The loss of a lost one was counted already.
   const bool counts = attempt.state() != quern::v1::Attempt::LOST && CountsFailures(ref);
   if (counts && IsRetried(failure.reason())) NoteTrouble(job, ref.task, worker, task.record.failures() + 1);
@@ -688,7 +696,9 @@ void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker
     error.set_message(absl::StrCat("task ", ref.task, " (", task.record.label(), ") attempt ", ref.attempt, ": ", worker,
                                    " reported SHA-256 ", HexDigest(result.sha256()), " after ", HexDigest(task.record.sha256()),
                                    " was committed: check the memory and disk of that machine, verify the output, or start over"));
-    Log(absl::StrCat("DATA LOSS: ", error.message()));
+    ++counts_.mismatches;
+    Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(worker),
+                     MessageField(error.message())));
     Fail(*job, std::move(error));
     return;
   }
@@ -743,13 +753,17 @@ void JobQueue::EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult
       record.set_commit_sequence(commit_sequence);
       *record.mutable_times() = result.times();
       record.set_peak_rss(result.peak_rss());
+      CountResult(result);
     } else if (record.state() == quern::v1::Attempt::GRANTED) {
       SetAttemptState(job, attempt, quern::v1::Attempt::STOPPED);
       record.set_reason("FENCED");
       record.set_message(absl::StrCat("attempt ", winner.attempt, " committed first"));
+      Log(absl::StrCat("attempt event=ended ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(record.worker()),
+                       " state=STOPPED reason=FENCED", MessageField(record.message())));
     } else {
       continue;
     }
+    CountEnd(record.state(), record.reason());
     record.set_end_time_ns(now);
     PutAttempt(ref, record);
   }
@@ -789,9 +803,11 @@ void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result
   PutTask(job, ref.task);
   Put(TaskKey('r', ref.job, ref.task), std::move(result_text));
   ++commits_;
+  ++counts_.commits;
   WorkerSucceeded(record.committed_by(), ref, result);
   Changed(job);
-  Log(absl::StrCat(TaskName(ref.job, ref.task), " (", record.label(), ") is committed by attempt ", ref.attempt));
+  Log(absl::StrCat("attempt event=committed ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=",
+                   LogValue(record.committed_by()), " label=", LogValue(record.label())));
   EndOfAttempts(job);
 }
 
@@ -817,8 +833,9 @@ void JobQueue::FinishAudit(const AttemptRef& ref, const quern::v1::TaskResult& r
   PutTask(job, ref.task);
   WorkerSucceeded(worker, ref, result);
   Changed(job);
-  Log(absl::StrCat(TaskName(ref.job, ref.task), " (", task.record.label(), ") passed its audit: ", worker, " came to the bytes of ",
-                   task.record.committed_by()));
+  ++counts_.audits_passed;
+  Log(absl::StrCat("attempt event=audit_passed ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(worker),
+                   " committed_by=", LogValue(task.record.committed_by()), " label=", LogValue(task.record.label())));
   if (options_.remove_file) {
     Say([this, path = options_.attempt_path(job.record.spec().output(), ref.task, ref.attempt)](absl::Status status) {
       if (!status.ok()) return;
@@ -847,7 +864,9 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
                    HexDigest(record.sha256()), " from the same input: one of the two machines computes or stores wrongly. Compare ",
                    options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
                    ", take that machine out (quern cordon), then run the job again: this task is done anew"));
-  Log(absl::StrCat("DATA LOSS: ", error.message()));
+  ++counts_.mismatches;
+  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
+                   MessageField(error.message())));
   if (job.record.state() == Job::SUCCEEDED) return;
   Uncommit(job, task, Task::FAILED);
   Fail(job, std::move(error));
@@ -1017,7 +1036,7 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
   for (uint32_t task : options.lost_tasks) {
     if (task >= job->tasks.size() || job->tasks[task].record.state() != Task::COMMITTED) continue;
     Uncommit(*job, task, Task::PENDING);
-    Log(absl::StrCat(TaskName(id, task), " is done again: its file is gone"));
+    Log(absl::StrCat("task event=again ", TaskFields(JobName(id), task), " message=\"its file is gone\""));
   }
   if (options.audit_fraction.has_value()) {
     job->record.set_audit_fraction(*options.audit_fraction);

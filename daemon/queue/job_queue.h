@@ -61,6 +61,7 @@
 #include "base/mutex.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/queue/pending_tasks.h"
+#include "daemon/queue/queue_figures.h"
 #include "daemon/queue/task_times.h"
 #include "quern/store/store.pb.h"
 #include "quern/v1/jobs.pb.h"
@@ -191,6 +192,9 @@ class JobQueue {
   void CordonWorker(const std::string& name, const std::string& reason, WorkerCallback done);
   void UncordonWorker(const std::string& name, WorkerCallback done);
   void DrainWorker(const std::string& name, WorkerCallback done);
+
+  // Looks at every job and worker once.
+  QueueFigures Figures();
 
   // Ended jobs, oldest end first, that ended before `before` or that are more than the newest `count`.
   std::vector<uint64_t> ExpiredJobs(absl::Time before, size_t count);
@@ -498,9 +502,15 @@ class JobQueue {
   std::string CannotWork(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
   bool IsDraining(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
   void PutWorker(const WorkerState& worker) QUERN_REQUIRES(mutex_);
+  // As quern.v1.Worker.state.
+  const char* StateOf(const WorkerState& worker) const QUERN_REQUIRES(mutex_);
   quern::v1::Worker DescribeWorker(const std::string& name, const WorkerState& worker) const QUERN_REQUIRES(mutex_);
   void ChangeWorker(const std::string& name, const std::function<void(WorkerState&)>& change, WorkerCallback done);
   absl::StatusOr<quern::v1::TaskSpec> LoadSpec(const AttemptRef& ref);
+
+  // For the figures: the end of an attempt, and a result that was taken.
+  void CountEnd(quern::v1::Attempt::State state, const std::string& reason) QUERN_REQUIRES(mutex_);
+  void CountResult(const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
 
   const JobQueueOptions options_;
 
@@ -520,6 +530,9 @@ class JobQueue {
   bool news_for_all_ QUERN_GUARDED_BY(mutex_) = false;
   std::set<std::string> news_for_ QUERN_GUARDED_BY(mutex_);
   bool work_arrived_ QUERN_GUARDED_BY(mutex_) = false;
+  QueueCounts counts_ QUERN_GUARDED_BY(mutex_);
+  Histogram job_seconds_{Histogram::Exponential(1, 2, 18)};
+  Histogram task_seconds_{Histogram::Exponential(0.125, 2, 18)};
   uint64_t grants_ QUERN_GUARDED_BY(mutex_) = 0;   // since the start
   uint64_t commits_ QUERN_GUARDED_BY(mutex_) = 0;  // since the start
   absl::Duration settled_at_ QUERN_GUARDED_BY(mutex_) = -absl::InfiniteDuration();

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
+#include "base/log_fields.h"
 #include "daemon/queue/job_queue.h"
 #include "daemon/queue/names.h"
 
@@ -258,6 +259,7 @@ void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, qu
   worker.granted.insert(ref);
   job.live.insert(task_index);
   job.last_served = ++grants_;
+  ++counts_.grants[purpose];
   if (purpose == quern::v1::WORK) MoveTask(job, task_index, Task::RUNNING);
   IndexAudit(job, task_index);
   PutTask(job, task_index);
@@ -265,9 +267,10 @@ void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, qu
   Changed(job);
   if (job.record.state() == Job::QUEUED) SetState(job, Job::RUNNING);
   if (purpose == quern::v1::AUDIT) {
-    Log(absl::StrCat(TaskName(ref.job, ref.task), " is audited by attempt ", number, " on ", worker.info.worker()));
+    Log(absl::StrCat("attempt event=audit ", AttemptFields(JobName(ref.job), ref.task, number), " worker=", LogValue(worker.info.worker())));
   } else if (purpose == quern::v1::STRAGGLER) {
-    Log(absl::StrCat(TaskName(ref.job, ref.task), " is slow: attempt ", number, " on ", worker.info.worker(), " runs beside the first"));
+    Log(absl::StrCat("attempt event=second_try ", AttemptFields(JobName(ref.job), ref.task, number), " worker=",
+                     LogValue(worker.info.worker())));
   }
   AddDesired(job, ref, attempt, true, response, specs);
 }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/log_fields.h"
 #include "daemon/queue/job_queue.h"
 #include "daemon/queue/names.h"
 
@@ -73,7 +74,9 @@ void JobQueue::WorkerFailed(const std::string& name, const AttemptRef& ref, cons
   worker.standing.set_set_aside_reason(absl::StrCat("set aside: its last ", worker.failures_in_a_row,
                                                     " attempts failed while others committed, the last one with: ", message));
   PutWorker(worker);
-  Log(absl::StrCat("worker ", name, " gets no more tasks until it is uncordoned; ", worker.standing.set_aside_reason()));
+  ++counts_.workers_set_aside;
+  Log(absl::StrCat("worker event=set_aside worker=", LogValue(name), MessageField(worker.standing.set_aside_reason()),
+                   " note=\"it gets no more tasks until it is uncordoned\""));
 }
 
 void JobQueue::PutWorker(const WorkerState& worker) {
@@ -98,7 +101,7 @@ void JobQueue::ChangeWorker(const std::string& name, const std::function<void(Wo
     NewsFor(name);
     work_arrived_ = true;
     answer = DescribeWorker(name, it->second);
-    Log(absl::StrCat("worker ", name, " is ", answer->state(), answer->detail().empty() ? "" : absl::StrCat(" (", answer->detail(), ")")));
+    Log(absl::StrCat("worker event=changed worker=", LogValue(name), " state=", LogValue(answer->state()), MessageField(answer->detail())));
   }
   Say([done = std::move(done), answer = std::move(answer)](absl::Status status) {
     if (status.ok()) {
@@ -138,21 +141,24 @@ void JobQueue::DrainWorker(const std::string& name, WorkerCallback done) {
       name, [](WorkerState& worker) { worker.standing.set_drain_incarnation(worker.info.incarnation()); }, std::move(done));
 }
 
+const char* JobQueue::StateOf(const WorkerState& worker) const {
+  // One that only the records of attempts tell of has not called yet.
+  if (worker.lost || worker.here_since == absl::Time()) return "lost";
+  if (IsDraining(worker)) return "draining";
+  if (worker.standing.cordoned()) return "cordoned";
+  if (worker.standing.set_aside()) return "set aside";
+  return CannotWork(worker).empty() ? "ready" : "unusable";
+}
+
 quern::v1::Worker JobQueue::DescribeWorker(const std::string& name, const WorkerState& state) const {
   quern::v1::Worker worker;
   worker.set_name(WorkerName(name));
   worker.set_host(state.info.host());
   worker.set_incarnation(state.info.incarnation());
-  // One that only the records of attempts tell of has not called yet.
   const bool heard = state.here_since != absl::Time();
   const bool lost = state.lost || !heard;
   worker.set_detail(NotReady(state));
-  worker.set_state(lost                         ? "lost"
-                   : IsDraining(state)          ? "draining"
-                   : state.standing.cordoned()  ? "cordoned"
-                   : state.standing.set_aside() ? "set aside"
-                   : !worker.detail().empty()   ? "unusable"
-                                                : "ready");
+  worker.set_state(StateOf(state));
   if (lost && !state.standing.cordoned() && !state.standing.set_aside()) {
     worker.set_detail(heard ? "it has not been heard of for a lease" : "it has not been heard of since this coordinator started");
   }

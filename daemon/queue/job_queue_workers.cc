@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
+#include "base/log_fields.h"
 #include "base/status_macros.h"
 #include "base/worker_name.h"
 #include "daemon/queue/job_queue.h"
@@ -143,7 +144,8 @@ void JobQueue::CancelSynchronize(uint64_t ticket) {
 
 void JobQueue::Supersede(WorkerState& worker, const SynchronizeRequest& request) {
   const std::string& name = request.worker();
-  Log(absl::StrCat("worker ", name, ": a new process on ", request.host(), " takes the place of the one on ", worker.info.host()));
+  Log(absl::StrCat("worker event=replaced worker=", LogValue(name), " host=", LogValue(request.host()), " former_host=",
+                   LogValue(worker.info.host())));
   Superseded old{worker.info.incarnation(), options_.clock->Monotonic() + options_.lease, false, {}};
   const std::set<AttemptRef> granted = worker.granted;
   for (const AttemptRef& ref : granted) {
@@ -183,8 +185,9 @@ void JobQueue::AnswerSuperseded(const WorkerState& worker, Superseded& old, cons
                                 std::function<void(absl::StatusOr<SynchronizeResponse>)> done) {
   if (!old.told) {
     old.told = true;
-    Log(absl::StrCat("two workers are named ", request.worker(), ": the one on ", request.host(),
-                     ", which began earlier, is told to stop; give each a --name of its own"));
+    Log(absl::StrCat("worker event=same_name worker=", LogValue(request.worker()), " host=", LogValue(request.host()),
+                     " message=\"two workers have this name: the one on this host, which began earlier, is told to stop; give each a --name of "
+                     "its own\""));
   }
   ForgiveSuspicions(old);
   HandleAttempts(request, nullptr);
@@ -247,8 +250,8 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
   }
   if (is_new) {
     const std::string problem = NotReady(worker);
-    Log(absl::StrCat("worker ", request.worker(), " on ", request.host(), " is here, ", FormatByteSize(request.memory()),
-                     problem.empty() ? "" : absl::StrCat("; it gets no tasks: ", problem)));
+    Log(absl::StrCat("worker event=here worker=", LogValue(request.worker()), " host=", LogValue(request.host()), " memory=",
+                     request.memory(), problem.empty() ? "" : " state=unusable", MessageField(problem)));
   }
   for (const quern::v1::SightAnswer& answer : request.sight()) HandleSight(worker, answer);
   const std::set<AttemptRef> listed = HandleAttempts(request, &worker);
@@ -330,10 +333,9 @@ void JobQueue::HandleSight(WorkerState& worker, const quern::v1::SightAnswer& an
   it->second.time = options_.clock->Monotonic();
   if (!seen) {
     const bool streams = options_.can_stream && options_.can_stream(worker.info, *job, answer.what());
-    Log(absl::StrCat(
-        "worker ", worker.info.worker(), " does not see the ", answer.what() == quern::v1::SightChallenge::OUTPUT ? "output" : "source",
-        " of ", answer.job(),
-        streams ? " and streams it: " : " and gets none of its tasks: ", answer.seen() ? "it read other bytes" : answer.detail()));
+    Log(absl::StrCat("worker event=does_not_see worker=", LogValue(worker.info.worker()), " job=", LogValue(answer.job()), " what=",
+                     answer.what() == quern::v1::SightChallenge::OUTPUT ? "output" : "source",
+                     streams ? " then=streams" : " then=gets_no_tasks", MessageField(answer.seen() ? "it read other bytes" : answer.detail())));
   }
 }
 
@@ -509,6 +511,7 @@ void JobQueue::Tick() {
       const Attempt* const attempt = FindAttempt(ref);
       if (attempt != nullptr && attempt->deadline <= now && checking_.count(ref) == 0) expired.push_back(ref);
     }
+    counts_.lease_expiries += expired.size();
     for (const AttemptRef& ref : expired) {
       const std::string message = absl::StrCat("worker ", it->first, " has not been heard of for ", absl::FormatDuration(options_.lease));
       if (LoseAttempt(ref, message)) CountFailure(*FindJob(ref.job), ref.task, "WORKER_LOST", message);
@@ -518,7 +521,7 @@ void JobQueue::Tick() {
     }
     if (!worker.lost && now - worker.last_seen >= options_.lease) {
       worker.lost = true;
-      Log(absl::StrCat("worker ", it->first, " is lost"));
+      Log(absl::StrCat("worker event=lost worker=", LogValue(it->first)));
     }
     if (worker.waiter.has_value() && worker.waiter->deadline <= now) AnswerWorker(worker, true);
     const bool remembered = worker.standing.cordoned() || worker.standing.set_aside();

@@ -16,7 +16,8 @@ void AppendBigEndian(uint64_t value, int bytes, std::string* out) {
 
 class MemoryJobStore : public JobStore {
  public:
-  MemoryJobStore() : committer_([this](std::vector<StoreWrite> writes) { return Apply(std::move(writes)); }) {}
+  explicit MemoryJobStore(StoreMetrics* metrics)
+      : committer_([this](std::vector<StoreWrite> writes) { return Apply(std::move(writes)); }, metrics) {}
 
   void Write(std::vector<StoreWrite> writes, std::function<void(absl::Status)> done) override {
     committer_.Write(std::move(writes), std::move(done));
@@ -108,6 +109,6 @@ absl::Status JobStore::WriteSync(std::vector<StoreWrite> writes) {
   return state.status;
 }
 
-std::unique_ptr<JobStore> NewMemoryJobStore() { return std::make_unique<MemoryJobStore>(); }
+std::unique_ptr<JobStore> NewMemoryJobStore(StoreMetrics* metrics) { return std::make_unique<MemoryJobStore>(metrics); }
 
 }  // namespace quern::daemon

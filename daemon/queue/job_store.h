@@ -25,6 +25,8 @@ std::string JobKey(char kind, uint64_t job);
 std::string TaskKey(char kind, uint64_t job, uint32_t task);
 std::string AttemptKey(uint64_t job, uint32_t task, uint32_t attempt);
 
+struct StoreMetrics;  // queue_figures.h
+
 struct StoreWrite {
   enum class Kind { kPut, kDelete, kDeletePrefix };
   Kind kind;
@@ -52,11 +54,12 @@ class JobStore {
 };
 
 // Keeps everything in memory: for tests, and for jobs that are not worth resuming (verification).
-std::unique_ptr<JobStore> NewMemoryJobStore();
+// `metrics`, here and below, may be null, and outlives the store.
+std::unique_ptr<JobStore> NewMemoryJobStore(StoreMetrics* metrics = nullptr);
 
 // RocksDB in `directory`, made if absent; group commit: all writes that arrive while one sync runs share the next. A store with an older
 // version is migrated (store_migration.h). FAILED_PRECONDITION for one with a newer version; UNAVAILABLE when another process has it open.
-absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory);
+absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory, StoreMetrics* metrics = nullptr);
 
 }  // namespace quern::daemon
 

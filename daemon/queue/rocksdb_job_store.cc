@@ -89,10 +89,10 @@ rocksdb::Options StoreOptions() {
 
 class RocksDbJobStore : public JobStore {
  public:
-  RocksDbJobStore(std::string directory, std::unique_ptr<rocksdb::DB> db)
+  RocksDbJobStore(std::string directory, std::unique_ptr<rocksdb::DB> db, StoreMetrics* metrics)
       : directory_(std::move(directory)),
         db_(std::move(db)),
-        committer_([this](std::vector<StoreWrite> writes) { return Commit(std::move(writes)); }) {}
+        committer_([this](std::vector<StoreWrite> writes) { return Commit(std::move(writes)); }, metrics) {}
 
   void Write(std::vector<StoreWrite> writes, std::function<void(absl::Status)> done) override {
     committer_.Write(std::move(writes), std::move(done));
@@ -172,7 +172,7 @@ class RocksDbJobStore : public JobStore {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory) {
+absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string& directory, StoreMetrics* metrics) {
   QUERN_RETURN_IF_ERROR(MakeDirectories(directory, 0700));
   QUERN_ASSIGN_OR_RETURN(const uint64_t free_bytes, FreeDiskSpace(directory));
   if (free_bytes < kSpaceToOpen) {
@@ -182,7 +182,7 @@ absl::StatusOr<std::unique_ptr<JobStore>> OpenRocksDbJobStore(const std::string&
   const rocksdb::Options options = StoreOptions();
   rocksdb::DB* db = nullptr;
   QUERN_RETURN_IF_ERROR(ToStatus(rocksdb::DB::Open(options, directory, &db), directory));
-  auto store = std::make_unique<RocksDbJobStore>(directory, std::unique_ptr<rocksdb::DB>(db));
+  auto store = std::make_unique<RocksDbJobStore>(directory, std::unique_ptr<rocksdb::DB>(db), metrics);
   QUERN_RETURN_IF_ERROR(PrepareStore(store.get(), directory));
   const std::string ballast = JoinPath(directory, kBallastName);
   if (!FileExists(ballast)) QUERN_RETURN_IF_ERROR(WriteFileDurably(ballast, std::string(kBallastSize, '\0')));

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
+#include "base/log_fields.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hub_cache.h"
@@ -218,8 +219,8 @@ void Coordinator::Expire(const std::vector<uint64_t>& jobs) {
     if (now.has_value() && Ended(now->state())) {
       const absl::Status deleted = Delete(id);
       if (options_.log) {
-        options_.log(deleted.ok() ? absl::StrCat(JobName(id), " has expired and is forgotten")
-                                  : absl::StrCat(JobName(id), " has expired and cannot be deleted: ", deleted.ToString()));
+        options_.log(deleted.ok() ? absl::StrCat("job event=expired job=", JobName(id))
+                                  : absl::StrCat("job event=not_deleted job=", JobName(id), MessageField(deleted.ToString())));
       }
     }
     EndWork(record->spec().output());
@@ -641,7 +642,7 @@ bool Coordinator::WaitsForFiles(uint64_t id, const absl::Status& status) {
   if (MayPass(status)) {
     const auto [waiting, is_new] = waiting_for_files_.try_emplace(id, now + options_.recheck_patience);
     if (now < waiting->second) {
-      if (is_new && options_.log) options_.log(absl::StrCat(JobName(id), " waits for its files: ", std::string(status.message())));
+      if (is_new && options_.log) options_.log(absl::StrCat("job event=waits_for_files job=", JobName(id), MessageField(status.message())));
       return true;
     }
   }
@@ -736,7 +737,10 @@ void Coordinator::Publish(uint64_t id) {
   const std::optional<JobRecord> record = queue_->Record(id);
   if (record.has_value() && record->state() == Job::PUBLISHING) {
     std::vector<quern::v1::Mismatch> mismatches;
+    const absl::Duration began = options_.clock->Monotonic();
     const absl::Status status = PublishOrVerify(*record, &mismatches);
+    publish_metrics_.seconds.Observe(absl::ToDoubleSeconds(options_.clock->Monotonic() - began));
+    (status.ok() ? publish_metrics_.succeeded : publish_metrics_.failed).Add();
     if (status.ok()) {
       const absl::StatusOr<Job> job = Await([&](JobCallback done) { queue_->FinishJob(id, std::move(mismatches), std::move(done)); });
       if (job.ok()) ReleaseClaim(id);

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/metrics.h"
 #include "base/mutex.h"
 #include "daemon/planner/planner.h"
 #include "daemon/publish/publish.h"
@@ -50,6 +51,12 @@ struct CoordinatorOptions {
   std::function<void(const std::string&)> log;
 };
 
+// Of the ends of jobs whose tasks are done. Thread-safe.
+struct PublishMetrics {
+  Counter succeeded, failed;
+  Histogram seconds{Histogram::Exponential(0.01, 2, 18)};
+};
+
 // Thread-safe. Callbacks run on any thread, once, and must not block.
 class Coordinator {
  public:
@@ -70,6 +77,7 @@ class Coordinator {
   void Inspect(const std::string& path, std::function<void(absl::StatusOr<quern::v1::InspectCheckpointResponse>)> done);
 
   JobQueue* queue() { return queue_.get(); }
+  const PublishMetrics& publish_metrics() const { return publish_metrics_; }
   // What the plan says of a task. Blocks on the store.
   absl::StatusOr<quern::v1::TaskSpec> LoadTask(uint64_t job, uint32_t task);
   // Where a path leads, if it may be read or written.
@@ -124,6 +132,7 @@ class Coordinator {
   void RecheckWaiting();
 
   const CoordinatorOptions options_;
+  PublishMetrics publish_metrics_;
   Mutex mutex_;
   CondVar work_ended_;
   bool stopping_ QUERN_GUARDED_BY(mutex_) = false;

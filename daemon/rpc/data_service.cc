@@ -78,6 +78,11 @@ void DataService::Add(DataStream* stream) {
     stream->Stop(absl::ResourceExhaustedError("the coordinator has too many streams open: try again later"));
 }
 
+size_t DataService::OpenStreams() {
+  MutexLock lock(&mutex_);
+  return streams_.size();
+}
+
 void DataService::Remove(DataStream* stream) {
   MutexLock lock(&mutex_);
   streams_.erase(stream);

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/metrics.h"
 #include "base/mutex.h"
 #include "daemon/rpc/coordinator.h"
 #include "daemon/rpc/services.h"
@@ -67,11 +68,16 @@ class DataService : public quern::v1::Data::CallbackService {
   // Streams that Shutdown ends; one that comes after it, or that is one too many, is stopped at once.
   void Add(DataStream* stream);
   void Remove(DataStream* stream);
+  // Bytes of files that were sent, and that came; the same bytes may go twice over a link that breaks.
+  Counter& bytes_sent() { return bytes_sent_; }
+  Counter& bytes_received() { return bytes_received_; }
+  size_t OpenStreams();
 
  private:
   absl::StatusOr<Result> LoadResult(uint64_t job);
 
   Coordinator* const coordinator_;
+  Counter bytes_sent_, bytes_received_;
   ShardUploads uploads_;
   StalledWrites stalled_writes_;
   Mutex mutex_;

@@ -188,6 +188,7 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
       std::string& data = *chunk.mutable_data();
       data.resize(part.size);
       QUERN_RETURN_IF_ERROR(files_->Read(*part.path, part.offset, part.size, data.data()));
+      service_->bytes_sent().Add(part.size);
       chunk.set_xxh3(Xxh3Of(data.data(), data.size()));
     }
     MutexLock lock(&mutex_);
@@ -284,6 +285,7 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
       return absl::AbortedError(absl::StrCat("the bytes at ", chunk.offset(), " do not have the digest that came with them"));
     }
     QUERN_RETURN_IF_ERROR(upload_->Write(turn_, chunk.offset(), chunk.data()));
+    service_->bytes_received().Add(chunk.data().size());
     written_ += chunk.data().size();
     if (written_ - synced_ < sync_every_ && written_ < size_) return absl::OkStatus();
     QUERN_ASSIGN_OR_RETURN(synced_, upload_->Sync(turn_));
@@ -360,6 +362,7 @@ class ReadResultStream : public StreamBase<grpc::ServerWriteReactor<ReadResultRe
       std::string& data = *chunk.mutable_data();
       data.resize(size);
       QUERN_RETURN_IF_ERROR(ReadExactly(fd_.get(), offset_, data.data(), size, path_));
+      service_->bytes_sent().Add(size);
       chunk.set_xxh3(Xxh3Of(data.data(), data.size()));
       offset_ += size;
     }

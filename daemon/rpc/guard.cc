@@ -62,6 +62,7 @@ class Guard::Processor : public grpc::AuthMetadataProcessor {
     std::string who;
     grpc::Status status = guard_->Judge(method, metadata, origin, &who);
     if (status.ok()) return status;
+    guard_->refused_calls_[status.error_code()].Add();
     guard_->refused_.Write(absl::StrCat("audit event=refused who=", LogValue(who), " certificate=", LogValue(certificate), " from=",
                                         LogValue(origin), " method=", LogValue(method), " reason=", LogValue(status.error_message())));
     return status;

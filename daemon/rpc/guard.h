@@ -3,6 +3,7 @@
 #ifndef QUERN_DAEMON_RPC_GUARD_H_
 #define QUERN_DAEMON_RPC_GUARD_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
+#include "base/metrics.h"
 #include "base/mutex.h"
 #include "base/secret_file.h"
 #include "daemon/rpc/log_limiter.h"
@@ -54,6 +56,9 @@ class Guard {
   // Calls begin and end, for most_calls.
   void CallBegins() { open_calls_.fetch_add(1, std::memory_order_relaxed); }
   void CallEnds() { open_calls_.fetch_sub(1, std::memory_order_relaxed); }
+  int64_t open_calls() const { return open_calls_.load(std::memory_order_relaxed); }
+  // How many calls the guard has refused with this code.
+  uint64_t refused(grpc::StatusCode code) const { return refused_calls_[code].value(); }
 
  private:
   class Processor;
@@ -67,6 +72,7 @@ class Guard {
   const GuardOptions options_;
   LogLimiter refused_;
   std::atomic<int64_t> open_calls_{0};
+  std::array<Counter, grpc::StatusCode::UNAUTHENTICATED + 1> refused_calls_;
   Mutex mutex_;
   std::shared_ptr<const TokenTable> tokens_ QUERN_GUARDED_BY(mutex_);  // nullptr: none are needed
   FileVersion version_ QUERN_GUARDED_BY(mutex_);

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -220,17 +221,20 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
     if (!accepted) {
       if (errno == EAGAIN) return true;
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;  // that connection is gone already
+      not_accepted_.Add();
       log_.Write(
           absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " reason=", LogValue(strerror(errno))));
       return false;
     }
     UniqueFd connection(fcntl(accepted.get(), F_DUPFD_CLOEXEC, first_));
     if (!connection || connection.get() >= first_ + most_) {
+      not_accepted_.Add();
       log_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " from=",
                               LogValue(PeerOf(accepted.get())), " reason=", LogValue(absl::StrCat("there are ", most_, " connections"))));
       continue;
     }
     accepted.Reset();
+    accepted_.Add();
     if (port.socket.endpoint().kind == Endpoint::Kind::kRemote) {
       log_.Write(
           absl::StrCat("audit event=connection listener=", LogValue(port.socket.address()), " from=", LogValue(PeerOf(connection.get()))));
@@ -242,6 +246,15 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
     door.way->HandleNewConnection(&parameters);
   }
   return true;
+}
+
+int Acceptor::OpenConnections() const {
+  const absl::StatusOr<std::vector<std::string>> names = ListDirectory("/proc/self/fd");
+  if (!names.ok()) return 0;
+  return static_cast<int>(std::count_if(names->begin(), names->end(), [this](const std::string& name) {
+    int fd = -1;
+    return absl::SimpleAtoi(name, &fd) && fd >= first_ && fd < first_ + most_;
+  }));
 }
 
 Acceptor::Door& Acceptor::DoorFor(Port& port, int connection) {

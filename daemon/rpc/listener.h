@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "base/endpoint.h"
 #include "base/file.h"
+#include "base/metrics.h"
 #include "daemon/rpc/log_limiter.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
@@ -69,6 +70,12 @@ class Acceptor {
   // Nobody is let in any more, and the sockets are gone. Connections stay.
   void Stop();
 
+  // Since Start.
+  uint64_t accepted() const { return accepted_.value(); }
+  uint64_t not_accepted() const { return not_accepted_.value(); }
+  // Looks at every descriptor of the process.
+  int OpenConnections() const;
+
  private:
   struct Door {
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> way;
@@ -85,6 +92,7 @@ class Acceptor {
   static Door& DoorFor(Port& port, int connection);
 
   LogLimiter log_;
+  Counter accepted_, not_accepted_;
   int first_ = 0;  // the mark
   int most_ = 0;
   std::vector<Port> ports_;

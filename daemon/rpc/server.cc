@@ -131,6 +131,24 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
   return server;
 }
 
+Server::Figures Server::figures() {
+  Figures figures;
+  figures.open_calls = guard_->open_calls();
+  for (const grpc::StatusCode code : {grpc::StatusCode::UNAUTHENTICATED, grpc::StatusCode::PERMISSION_DENIED, grpc::StatusCode::UNIMPLEMENTED,
+                                      grpc::StatusCode::RESOURCE_EXHAUSTED}) {
+    figures.refused_calls[absl::StatusCodeToString(static_cast<absl::StatusCode>(code))] = guard_->refused(code);
+  }
+  figures.connections = acceptor_.OpenConnections();
+  figures.accepted = acceptor_.accepted();
+  figures.not_accepted = acceptor_.not_accepted();
+  figures.data_streams = data_.OpenStreams();
+  figures.data_sent = data_.bytes_sent().value();
+  figures.data_received = data_.bytes_received().value();
+  figures.synchronize_waiting = workers_.seconds(/*may_wait=*/true).Read();
+  figures.synchronize_prompt = workers_.seconds(/*may_wait=*/false).Read();
+  return figures;
+}
+
 void Server::Shutdown() {
   if (server_ == nullptr) return;
   reload_.reset();

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/byte_size.h"
 #include "base/clock.h"
+#include "base/metrics.h"
 #include "base/tls_files.h"
 #include "daemon/rpc/call_log.h"
 #include "daemon/rpc/coordinator.h"
@@ -65,6 +67,18 @@ class Server {
 
   // Where it listens, with the port that was chosen in place of a 0.
   const std::vector<std::string>& addresses() const { return addresses_; }
+
+  // What is going on now, and what has been counted since Start.
+  struct Figures {
+    int64_t open_calls = 0;
+    std::map<std::string, uint64_t> refused_calls;  // by the name of the status code
+    int connections = 0;
+    uint64_t accepted = 0, not_accepted = 0;
+    size_t data_streams = 0;
+    uint64_t data_sent = 0, data_received = 0;
+    Histogram::Snapshot synchronize_waiting, synchronize_prompt;
+  };
+  Figures figures();
 
   // Looks for new tokens now, rather than within a second. Blocks.
   void Reload() { guard_->Poll(); }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "base/metrics.h"
 #include "base/mutex.h"
 #include "daemon/rpc/coordinator.h"
 #include "daemon/rpc/stalled_writes.h"
@@ -76,8 +77,13 @@ class WorkersService : public quern::v1::Workers::CallbackService {
   grpc::ServerUnaryReactor* Synchronize(grpc::CallbackServerContext*, const quern::v1::SynchronizeRequest*,
                                         quern::v1::SynchronizeResponse*) override;
 
+  // How long calls took: those that may wait for news (long polls), and the others.
+  const Histogram& seconds(bool may_wait) const { return may_wait ? waiting_seconds_ : prompt_seconds_; }
+
  private:
   JobQueue* const queue_;
+  Histogram waiting_seconds_{Histogram::Exponential(0.0001, 2, 20)};
+  Histogram prompt_seconds_{Histogram::Exponential(0.0001, 2, 20)};
 };
 
 }  // namespace quern::daemon

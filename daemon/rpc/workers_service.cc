@@ -1,6 +1,8 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "daemon/rpc/services.h"
 #include "daemon/rpc/status.h"
 
@@ -9,9 +11,12 @@ namespace {
 
 class SynchronizeCall : public grpc::ServerUnaryReactor {
  public:
-  SynchronizeCall(JobQueue* queue, const quern::v1::SynchronizeRequest& request, quern::v1::SynchronizeResponse* response)
+  SynchronizeCall(JobQueue* queue, Histogram* seconds, const quern::v1::SynchronizeRequest& request,
+                  quern::v1::SynchronizeResponse* response)
       : queue_(queue), ticket_(next_ticket.fetch_add(1)) {
-    queue_->Synchronize(request, ticket_, [this, response](absl::StatusOr<quern::v1::SynchronizeResponse> answer) {
+    const absl::Duration began = Clock::Real()->Monotonic();
+    queue_->Synchronize(request, ticket_, [this, response, seconds, began](absl::StatusOr<quern::v1::SynchronizeResponse> answer) {
+      seconds->Observe(absl::ToDoubleSeconds(Clock::Real()->Monotonic() - began));
       if (answer.ok()) *response = *std::move(answer);
       Finish(ToGrpcStatus(answer.status()));
     });
@@ -33,7 +38,7 @@ std::atomic<uint64_t> SynchronizeCall::next_ticket{1};
 
 grpc::ServerUnaryReactor* WorkersService::Synchronize(grpc::CallbackServerContext*, const quern::v1::SynchronizeRequest* request,
                                                       quern::v1::SynchronizeResponse* response) {
-  return new SynchronizeCall(queue_, *request, response);
+  return new SynchronizeCall(queue_, request->may_wait() ? &waiting_seconds_ : &prompt_seconds_, *request, response);
 }
 
 }  // namespace quern::daemon

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/byte_size.h"
+#include "base/log_fields.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "worker/supervisor/sight.h"
@@ -19,7 +19,14 @@ using quern::v1::AttemptStatus;
 // How often a child whose channel has closed is asked whether it has ended: a matter of milliseconds.
 constexpr absl::Duration kReapInterval = absl::Milliseconds(5);
 
-std::string Name(const AttemptId& id) { return absl::StrCat(id.job(), "/tasks/", id.task(), " attempt ", id.attempt()); }
+// "attempt event=... job=... task=... attempt=..."
+std::string Line(absl::string_view event, const AttemptId& id) {
+  return absl::StrCat("attempt event=", event, " ", AttemptFields(id.job(), id.task(), id.attempt()));
+}
+
+std::string FailureFields(const quern::v1::Failure& failure) {
+  return absl::StrCat(" reason=", LogValue(quern::v1::FailureReason_Name(failure.reason())), MessageField(failure.message()));
+}
 
 bool SameAttempt(const AttemptId& a, const AttemptId& b) {
   return a.task() == b.task() && a.attempt() == b.attempt() && a.job() == b.job();
@@ -50,7 +57,9 @@ class Supervisor::Inbox {
 };
 
 Supervisor::Supervisor(SupervisorOptions options)
-    : inbox_(std::make_shared<Inbox>()), options_(std::move(options)), state_(options_.info), slots_(options_.info.slots) {}
+    : inbox_(std::make_shared<Inbox>()), options_(std::move(options)), state_(options_.info), slots_(options_.info.slots) {
+  if (options_.metrics == nullptr) options_.metrics = std::make_shared<WorkerMetrics>(options_.info.slots, options_.info.memory);
+}
 
 Supervisor::~Supervisor() = default;
 
@@ -60,6 +69,7 @@ void Supervisor::RequestDrain() {
   Post([this] {
     leaving_ = true;
     state_.Drain();
+    options_.metrics->Draining();
     options_.log(LogLevel::kInfo, "draining: what runs is finished, then the worker leaves");
   });
 }
@@ -68,6 +78,7 @@ void Supervisor::RequestStop() {
   Post([this] {
     leaving_ = stopping_ = true;
     leave_by_ = absl::InfiniteDuration();
+    options_.metrics->Draining();
     StopAttempts(state_.StopAll(), kShortStopGrace);
     // Those that were asked before have less time left now.
     for (Slot& slot : slots_) {
@@ -109,6 +120,8 @@ void Supervisor::StepCall(absl::Duration now) {
     return;
   }
   quern::v1::SynchronizeRequest request = state_.StartCall(now);
+  call_began_ = now;
+  call_waits_ = request.may_wait();
   options_.transport->Call(std::move(request), state_.CallTimeout(), [this](absl::Status status, quern::v1::SynchronizeResponse response) {
     // std::function wants copies.
     auto shared = std::make_shared<quern::v1::SynchronizeResponse>(std::move(response));
@@ -124,6 +137,7 @@ void Supervisor::OnAnswer(const absl::Status& status, quern::v1::SynchronizeResp
       state_.CancelledCall(now);
       return;
     }
+    options_.metrics->CallEnded(/*answered=*/false, now - call_began_, call_waits_);
     state_.FailCall(now);
     std::string error(status.message());
     if (error != last_call_error_) {
@@ -133,11 +147,13 @@ void Supervisor::OnAnswer(const absl::Status& status, quern::v1::SynchronizeResp
     }
     return;
   }
+  options_.metrics->CallEnded(/*answered=*/true, now - call_began_, call_waits_);
   if (!last_call_error_.empty()) options_.log(LogLevel::kInfo, "the coordinator answers again");
   last_call_error_.clear();
   if (response.desired_state() == quern::v1::DRAIN && !leaving_) {
     leaving_ = true;
     state_.Drain();
+    options_.metrics->Draining();
     options_.log(LogLevel::kInfo, "the coordinator drains this worker: what runs is finished, then it leaves");
   }
   WorkerState::Actions actions = state_.FinishCall(&response, now);
@@ -179,6 +195,7 @@ absl::Status Supervisor::EnsureProcess(Slot* slot) {
     Post([this, index, generation, why = std::move(why)] { OnExecutorClosed(index, generation, why); });
   };
   QUERN_ASSIGN_OR_RETURN(slot->process, ExecutorProcess::Spawn(std::move(options)));
+  options_.metrics->ExecutorStarted(index, slot->process->pid());
   options_.log(LogLevel::kInfo, absl::StrCat("executor ", slot->process->pid(), " started"));
   return absl::OkStatus();
 }
@@ -186,12 +203,15 @@ absl::Status Supervisor::EnsureProcess(Slot* slot) {
 void Supervisor::StartAttempt(quern::v1::StartAttempt start) {
   const auto slot = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.busy; });
   // The state starts no more than there are slots, and both free one on the same event.
+  const size_t index = slot - slots_.begin();
   slot->busy = true;
+  slot->stop = false;
   slot->attempt = start.id();
   slot->memory = start.memory();
   slot->kill_at = absl::InfiniteDuration();
+  options_.metrics->AttemptStarted(index, start.memory());
   options_.log(LogLevel::kInfo,
-               absl::StrCat(Name(start.id()), ": ", start.spec().label(), " starts with ", FormatByteSize(start.memory())));
+               absl::StrCat(Line("started", start.id()), " label=", LogValue(start.spec().label()), " memory=", start.memory()));
   absl::Status status = EnsureProcess(&*slot);
   if (status.ok()) status = slot->process->Start(std::move(start));
   if (status.ok()) return;
@@ -200,7 +220,8 @@ void Supervisor::StartAttempt(quern::v1::StartAttempt start) {
   quern::v1::Failure failure;
   failure.set_reason(quern::v1::INTERNAL);
   failure.set_message(absl::StrCat("no executor could be given the attempt: ", std::string(status.message())));
-  options_.log(LogLevel::kError, absl::StrCat(Name(slot->attempt), ": ", failure.message()));
+  options_.log(LogLevel::kError, absl::StrCat(Line("failed", slot->attempt), FailureFields(failure)));
+  options_.metrics->AttemptDied(index, AttemptStatus::FAILED, failure.reason());
   state_.OnExecutorFailure(slot->attempt, std::move(failure));
   slot->busy = false;
   // It may have read half of the command.
@@ -211,7 +232,8 @@ void Supervisor::StopAttempts(const std::vector<AttemptId>& ids, absl::Duration 
   for (const AttemptId& id : ids) {
     for (Slot& slot : slots_) {
       if (!slot.busy || !SameAttempt(slot.attempt, id)) continue;
-      options_.log(LogLevel::kInfo, absl::StrCat(Name(id), " is stopped"));
+      options_.log(LogLevel::kInfo, Line("stopping", id));
+      slot.stop = true;
       slot.kill_at = options_.clock->Monotonic() + grace;
       // One that does not take the command is killed when the grace is over.
       slot.process->Stop(id).IgnoreError();
@@ -222,18 +244,21 @@ void Supervisor::StopAttempts(const std::vector<AttemptId>& ids, absl::Duration 
 void Supervisor::OnExecutorEvent(size_t index, int generation, AttemptStatus status) {
   Slot& slot = slots_[index];
   if (slot.generation != generation) return;
-  if (status.state() != AttemptStatus::RUNNING && slot.busy && SameAttempt(slot.attempt, status.id())) {
+  const bool own = slot.busy && SameAttempt(slot.attempt, status.id());
+  if (own && status.state() == AttemptStatus::RUNNING) options_.metrics->AttemptMoved(index, status.bytes_read(), status.bytes_written());
+  if (own && status.state() != AttemptStatus::RUNNING) {
+    options_.metrics->AttemptEnded(index, status);
     slot.busy = false;
     slot.kill_at = absl::InfiniteDuration();
     switch (status.state()) {
       case AttemptStatus::COMPLETED:
-        options_.log(LogLevel::kInfo, absl::StrCat(Name(status.id()), " completed"));
+        options_.log(LogLevel::kInfo, Line("completed", status.id()));
         break;
       case AttemptStatus::FAILED:
-        options_.log(LogLevel::kError, absl::StrCat(Name(status.id()), " failed: ", status.failure().message()));
+        options_.log(LogLevel::kError, absl::StrCat(Line("failed", status.id()), FailureFields(status.failure())));
         break;
       default:
-        options_.log(LogLevel::kInfo, absl::StrCat(Name(status.id()), " stopped"));
+        options_.log(LogLevel::kInfo, Line("stopped", status.id()));
     }
   }
   state_.OnEvent(std::move(status));
@@ -263,9 +288,14 @@ void Supervisor::StepExecutors(absl::Duration now) {
     quern::v1::Failure failure = FailureOfDeath(death, slot.memory, options_.oom.DescribeLimit());
     if (!slot.closed_why.ok()) absl::StrAppend(failure.mutable_message(), "; ", std::string(slot.closed_why.message()));
     if (!ended.ok()) absl::StrAppend(failure.mutable_message(), "; ", std::string(ended.status().message()));
-    options_.log(LogLevel::kError, slot.busy ? absl::StrCat(Name(slot.attempt), ": ", failure.message())
+    const size_t index = &slot - slots_.data();
+    options_.log(LogLevel::kError, slot.busy ? absl::StrCat(Line("executor_died", slot.attempt), FailureFields(failure))
                                              : absl::StrCat("executor ", pid, " died idle of ", death.exit.ToString()));
-    if (slot.busy) state_.OnExecutorFailure(slot.attempt, std::move(failure));
+    options_.metrics->ExecutorEnded(index, death);
+    if (slot.busy) {
+      options_.metrics->AttemptDied(index, slot.stop ? AttemptStatus::STOPPED : AttemptStatus::FAILED, failure.reason());
+      state_.OnExecutorFailure(slot.attempt, std::move(failure));
+    }
     slot.busy = false;
     slot.closed = false;
     slot.kill_at = absl::InfiniteDuration();

@@ -14,6 +14,7 @@
 #include "worker/supervisor/cgroup.h"
 #include "worker/supervisor/executor_process.h"
 #include "worker/supervisor/sync_transport.h"
+#include "worker/supervisor/worker_metrics.h"
 #include "worker/supervisor/worker_state.h"
 
 namespace quern::worker {
@@ -27,6 +28,7 @@ struct SupervisorOptions {
   std::unique_ptr<SyncTransport> transport;
   Clock* clock = Clock::Real();
   OomWatch oom = OomWatch::ForThisProcess();
+  std::shared_ptr<WorkerMetrics> metrics;  // that are kept; null: nobody asks
   std::function<void(LogLevel, const std::string&)> log = [](LogLevel, const std::string&) {};  // from Run's thread
 };
 
@@ -64,6 +66,7 @@ class Supervisor {
     bool closed = false;
     absl::Status closed_why;
     bool busy = false;
+    bool stop = false;             // the attempt was asked to stop
     quern::v1::AttemptId attempt;  // when busy
     uint64_t memory = 0;           // of the attempt
     absl::Duration kill_at = absl::InfiniteDuration();
@@ -90,6 +93,8 @@ class Supervisor {
   bool leaving_ = false;
   bool stopping_ = false;
   bool cancelled_ = false;  // the call that is out has been cancelled
+  absl::Duration call_began_;
+  bool call_waits_ = false;
   absl::Duration leave_by_ = absl::InfiniteDuration();
   std::string last_call_error_;  // empty: the last call was answered
   absl::Status end_;             // of Run

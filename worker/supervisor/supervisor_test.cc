@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -124,6 +125,7 @@ class SupervisorTest : public ::testing::Test {
     options.executor_argv = {QUERN_TEST_EXECUTOR};
     options.transport = coordinator_.NewTransport();
     options.oom = OomWatch("/nonexistent", std::nullopt);
+    options.metrics = metrics_ = std::make_shared<WorkerMetrics>(options.info.slots, options.info.memory);
     options.log = [this](LogLevel, const std::string& line) {
       MutexLock lock(&log_mutex_);
       absl::StrAppend(&log_, line, "\n");
@@ -188,6 +190,7 @@ class SupervisorTest : public ::testing::Test {
   Coordinator coordinator_;
   Mutex log_mutex_;
   std::string log_ QUERN_GUARDED_BY(log_mutex_);
+  std::shared_ptr<WorkerMetrics> metrics_;
   std::unique_ptr<Supervisor> supervisor_;
   std::thread thread_;
   absl::Status end_ = absl::UnknownError("Run has not returned");  // of Run, after Join
@@ -224,6 +227,34 @@ TEST_F(SupervisorTest, KilledExecutorFailsItsAttemptAndTheNextOneGetsAFreshExecu
   coordinator_.AnswerUntil(Any, {}, Wanting(2, "direct"));
   EndOf(2, AttemptStatus::COMPLETED, "direct");
   EXPECT_NE(ExecutorPid(), first);
+}
+
+TEST_F(SupervisorTest, MetricsTellOfAttemptsAndExecutors) {
+  Run();
+  StartAttempt(1, "wait");
+  ASSERT_EQ(kill(ExecutorPid(), SIGKILL), 0);
+  EndOf(1, AttemptStatus::FAILED, "wait");
+  coordinator_.AnswerUntil(Any, {}, Wanting(2, "direct"));
+  EndOf(2, AttemptStatus::COMPLETED, "direct");
+  std::map<std::string, double> values;
+  for (const MetricFamily& family : metrics_->Collect()) {
+    for (const MetricFamily::Sample& sample : family.samples) {
+      std::string name = family.name;
+      for (const auto& [label, value] : sample.labels) absl::StrAppend(&name, " ", value);
+      values[name] = sample.value;
+    }
+  }
+  EXPECT_EQ(values["quern_worker_attempts_started_total"], 2);
+  EXPECT_EQ(values["quern_worker_attempts_running"], 0);
+  EXPECT_EQ(values["quern_worker_attempts_ended_total failed executor_died"], 1);
+  EXPECT_EQ(values["quern_worker_attempts_ended_total completed "], 1);
+  EXPECT_EQ(values["quern_worker_executor_starts_total"], 2);
+  EXPECT_EQ(values["quern_worker_executor_deaths_total signal"], 1);
+  EXPECT_EQ(values["quern_worker_executor_deaths_total out_of_memory"], 0);
+  EXPECT_EQ(values["quern_worker_coordinator_reachable"], 1);
+  EXPECT_GT(values["quern_worker_executor_resident_bytes"], 0);
+  EXPECT_THAT(Log(), HasSubstr("attempt event=executor_died job=jobs/1 task="));
+  EXPECT_THAT(Log(), HasSubstr("reason=EXECUTOR_DIED message="));
 }
 
 TEST_F(SupervisorTest, ExecutorThatDiedIdleIsReplaced) {
