@@ -14,7 +14,7 @@
 
 namespace quern {
 
-inline constexpr size_t kLongestLogValue = 200;    // that strangers can cause
+inline constexpr size_t kLongestLogValue = 200;     // that strangers can cause
 inline constexpr size_t kLongestLogMessage = 2000;  // of errors, with paths
 
 // A value in a line of key=value: as it is when it is plain, else quoted and escaped, so that nobody can write lines or keys of his own.

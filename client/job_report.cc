@@ -102,7 +102,8 @@ std::string FormatTask(const quern::v1::Task& task) {
   std::string text = absl::StrCat(task.name(), "  ", Lower(quern::v1::Task::State_Name(task.state())), "  ", task.label(), "\n  ");
   if (task.layers_size() > 0) absl::StrAppend(&text, "layers ", FormatRanges({task.layers().begin(), task.layers().end()}), "; ");
   absl::StrAppend(&text, "reads ", FormatByteSize(task.bytes_to_read()), ", writes ", FormatByteSize(task.bytes_to_write()), ", needs ",
-                  FormatByteSize(task.minimum_memory()), " of memory; ", task.failures(), task.failures() == 1 ? " failure\n" : " failures\n");
+                  FormatByteSize(task.minimum_memory()), " of memory; ", task.failures(),
+                  task.failures() == 1 ? " failure\n" : " failures\n");
   if (task.attempts_size() == 0) absl::StrAppend(&text, "no attempts\n");
   for (const quern::v1::Attempt& attempt : task.attempts()) {
     absl::StrAppend(&text, "\nattempt ", attempt.attempt(), "  ", Lower(quern::v1::Attempt::State_Name(attempt.state())), "  (",
@@ -152,17 +153,24 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
   absl::StrAppend(&text, FormatMismatches(job));
   if (!job.plan().resolved_recipe().empty()) absl::StrAppend(&text, "\nrecipe\n", job.plan().resolved_recipe());
 
-  Table history(
-      {{"TASK"}, {"ATTEMPT", kRight}, {"WHY"}, {"STATE"}, {"WORKER"}, {"GRANTED"}, {"ENDED"}, {"TOOK", kRight}, {"MEMORY", kRight}, {"MESSAGE"}});
+  Table history({{"TASK"},
+                 {"ATTEMPT", kRight},
+                 {"WHY"},
+                 {"STATE"},
+                 {"WORKER"},
+                 {"GRANTED"},
+                 {"ENDED"},
+                 {"TOOK", kRight},
+                 {"MEMORY", kRight},
+                 {"MESSAGE"}});
   for (const auto& task : tasks.tasks()) {
     for (const auto& attempt : task.attempts()) {
       const bool ended = attempt.has_end_time();
-      history.AddRow({task.name(), absl::StrCat(attempt.attempt()), attempt.purpose(),
-                      Lower(quern::v1::Attempt::State_Name(attempt.state())), attempt.worker(), FormatTime(attempt.grant_time()),
-                      ended ? FormatTime(attempt.end_time()) : "-",
-                      ended ? FormatElapsed(ToTime(attempt.end_time()) - ToTime(attempt.grant_time())) : "-",
-                      FormatByteSize(attempt.memory()),
-                      attempt.reason().empty() ? attempt.message() : absl::StrCat(attempt.reason(), ": ", attempt.message())});
+      history.AddRow(
+          {task.name(), absl::StrCat(attempt.attempt()), attempt.purpose(), Lower(quern::v1::Attempt::State_Name(attempt.state())),
+           attempt.worker(), FormatTime(attempt.grant_time()), ended ? FormatTime(attempt.end_time()) : "-",
+           ended ? FormatElapsed(ToTime(attempt.end_time()) - ToTime(attempt.grant_time())) : "-", FormatByteSize(attempt.memory()),
+           attempt.reason().empty() ? attempt.message() : absl::StrCat(attempt.reason(), ": ", attempt.message())});
     }
   }
   if (!history.empty()) absl::StrAppend(&text, "\n", history.ToString());

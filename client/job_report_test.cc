@@ -81,9 +81,10 @@ TEST(JobReportTest, TaskShowsAllThatIsKnownOfItsAttempts) {
   committed->mutable_times()->set_read_seconds(1.25);
   committed->mutable_times()->set_read_stall_seconds(0.5);
   const std::string text = FormatTask(task);
-  EXPECT_THAT(text, AllOf(HasSubstr("jobs/7/tasks/24  committed  model-00025"), HasSubstr("layers 24; reads 4 MiB"), HasSubstr("1 failure\n"),
-                          HasSubstr("attempt 1  failed  (work)"), HasSubstr("node7 on node7.example.org, cpu AVX3, 512 MiB"),
-                          HasSubstr("took 1:05"), HasSubstr("reason  IO_ERROR\n  message cannot read /models/x\n")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("jobs/7/tasks/24  committed  model-00025"), HasSubstr("layers 24; reads 4 MiB"), HasSubstr("1 failure\n"),
+                    HasSubstr("attempt 1  failed  (work)"), HasSubstr("node7 on node7.example.org, cpu AVX3, 512 MiB"),
+                    HasSubstr("took 1:05"), HasSubstr("reason  IO_ERROR\n  message cannot read /models/x\n")));
   EXPECT_THAT(text, AllOf(HasSubstr("attempt 2  committed"), HasSubstr("read 1.25 s (stalled 0.50 s)"), HasSubstr("peak memory 600 MiB")));
   EXPECT_THAT(FormatTask(quern::v1::Task()), HasSubstr("no attempts"));
 }

@@ -49,10 +49,11 @@ void AddQueue(const QueueFigures& figures, std::vector<MetricFamily>* out) {
     grants.Add(static_cast<double>(counts.grants[purpose]), {{"purpose", absl::AsciiStrToLower(quern::v1::Purpose_Name(purpose))}});
   }
   add(Kind::kCounter, "quern_commits_total", "Tasks that were committed").Add(static_cast<double>(counts.commits));
-  MetricFamily& attempts = add(Kind::kCounter, "quern_attempts_ended_total", "Ends of attempts, by state and, where it was no commit, reason");
+  MetricFamily& attempts =
+      add(Kind::kCounter, "quern_attempts_ended_total", "Ends of attempts, by state and, where it was no commit, reason");
   for (const auto& [key, count] : counts.attempts_ended) {
-    attempts.Add(static_cast<double>(count),
-                 {{"state", absl::AsciiStrToLower(quern::v1::Attempt::State_Name(key.first))}, {"reason", absl::AsciiStrToLower(key.second)}});
+    attempts.Add(static_cast<double>(count), {{"state", absl::AsciiStrToLower(quern::v1::Attempt::State_Name(key.first))},
+                                              {"reason", absl::AsciiStrToLower(key.second)}});
   }
   add(Kind::kCounter, "quern_lease_expiries_total", "Attempts whose worker was not heard of for a lease")
       .Add(static_cast<double>(counts.lease_expiries));

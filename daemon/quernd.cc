@@ -131,10 +131,10 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   std::unique_ptr<MetricsServer> metrics;
   if (!flags.metrics_address.empty()) {
     QUERN_ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_address, [&coordinator, &server, &store_metrics] {
-      std::vector<MetricFamily> families = CollectCoordinatorMetrics(*coordinator, *server, store_metrics);
-      AddProcessMetrics("quernd", QUERN_VERSION, quant::kNumericsVersion, &families);
-      return families;
-    }));
+                             std::vector<MetricFamily> families = CollectCoordinatorMetrics(*coordinator, *server, store_metrics);
+                             AddProcessMetrics("quernd", QUERN_VERSION, quant::kNumericsVersion, &families);
+                             return families;
+                           }));
   }
   // Only now: before, there is nothing to stop cleanly.
   WatchParent(flags.parent_fd.value_or(-1), [] {

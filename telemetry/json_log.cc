@@ -17,11 +17,10 @@ class JsonFormatter : public spdlog::formatter {
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
     const auto level = spdlog::level::to_string_view(message.level);
     const std::string text(message.payload.data(), message.payload.size());
-    nlohmann::ordered_json line = {
-        {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::FromChrono(message.time), absl::UTCTimeZone())},
-        {"level", std::string(level.data(), level.size())},
-        {"program", program_},
-        {"text", text}};
+    nlohmann::ordered_json line = {{"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::FromChrono(message.time), absl::UTCTimeZone())},
+                                   {"level", std::string(level.data(), level.size())},
+                                   {"program", program_},
+                                   {"text", text}};
     for (auto& [key, value] : ParseLogFields(text)) {
       if (!line.contains(key)) line[key] = std::move(value);
     }

@@ -11,8 +11,8 @@ namespace quern {
 namespace {
 
 std::string Format(const std::string& line) {
-  const spdlog::details::log_msg message(spdlog::log_clock::time_point(std::chrono::milliseconds(1'767'323'045'678)), spdlog::source_loc{}, "",
-                                         spdlog::level::warn, line);
+  const spdlog::details::log_msg message(spdlog::log_clock::time_point(std::chrono::milliseconds(1'767'323'045'678)), spdlog::source_loc{},
+                                         "", spdlog::level::warn, line);
   spdlog::memory_buf_t buffer;
   NewJsonLogFormatter("quernd")->clone()->format(message, buffer);
   return std::string(buffer.data(), buffer.size());

@@ -85,7 +85,8 @@ absl::StatusOr<NumericAddress> Resolve(const Endpoint& endpoint, const std::stri
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(endpoint.host.empty() ? nullptr : endpoint.host.c_str(), absl::StrCat(endpoint.port).c_str(), &hints, &found);
+  const int error =
+      getaddrinfo(endpoint.host.empty() ? nullptr : endpoint.host.c_str(), absl::StrCat(endpoint.port).c_str(), &hints, &found);
   if (error != 0) return absl::UnavailableError(absl::StrCat("cannot listen on ", address, ": ", gai_strerror(error)));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(found, freeaddrinfo);
   const addrinfo* chosen = found;
@@ -133,8 +134,8 @@ class MetricsServer::Impl {
   Impl(const NumericAddress& numeric, uint16_t port, Collect collect)
       : source_(std::make_shared<Source>(std::move(collect))),
         // Whoever holds a connection open without a word keeps one of the threads for the time of the request's timeout.
-        exposer_(std::make_unique<prometheus::Exposer>(std::vector<std::string>{
-            "listening_ports", absl::StrCat(numeric.host, ":", port), "num_threads", "2", "request_timeout_ms", "5000"})),
+        exposer_(std::make_unique<prometheus::Exposer>(std::vector<std::string>{"listening_ports", absl::StrCat(numeric.host, ":", port),
+                                                                                "num_threads", "2", "request_timeout_ms", "5000"})),
         own_(numeric) {
     exposer_->RegisterCollectable(source_);
     const uint16_t bound = htons(static_cast<uint16_t>(exposer_->GetListeningPorts().at(0)));
@@ -177,8 +178,9 @@ MetricsServer::MetricsServer(std::unique_ptr<Impl> impl, std::string address, En
 MetricsServer::~MetricsServer() = default;
 
 std::string MetricsServer::Describe() const {
-  return absl::StrCat("metrics on http://", address_, "/metrics",
-                      kind_ == Endpoint::Kind::kRemote ? " (other machines can read them: in the clear, and without being asked who they are)" : "");
+  return absl::StrCat(
+      "metrics on http://", address_, "/metrics",
+      kind_ == Endpoint::Kind::kRemote ? " (other machines can read them: in the clear, and without being asked who they are)" : "");
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address, Collect collect) {

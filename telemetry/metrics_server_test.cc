@@ -58,10 +58,11 @@ TEST(MetricsServer, ServesWhatIsCollectedInPrometheusText) {
   EXPECT_THAT((*server)->address(), AllOf(StartsWith("127.0.0.1:"), Not("127.0.0.1:0")));
   const std::string answer = Get((*server)->address(), "/metrics");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200"));
-  for (const char* line : {"# HELP quern_a_total What a is\n", "# TYPE quern_a_total counter\n", "quern_a_total{reason=\"a \\\"b\\\"\\n\"} 3\n",
-                           "quern_a_total{reason=\"c\"} 4\n", "# TYPE quern_b gauge\nquern_b 0.5\n", "# TYPE quern_c_seconds histogram\n",
-                           "quern_c_seconds_count 3\n", "quern_c_seconds_sum 7\n", "quern_c_seconds_bucket{le=\"1\"} 1\n",
-                           "quern_c_seconds_bucket{le=\"2\"} 2\n", "quern_c_seconds_bucket{le=\"+Inf\"} 3\n", "# TYPE quern_none gauge\n"}) {
+  for (const char* line :
+       {"# HELP quern_a_total What a is\n", "# TYPE quern_a_total counter\n", "quern_a_total{reason=\"a \\\"b\\\"\\n\"} 3\n",
+        "quern_a_total{reason=\"c\"} 4\n", "# TYPE quern_b gauge\nquern_b 0.5\n", "# TYPE quern_c_seconds histogram\n",
+        "quern_c_seconds_count 3\n", "quern_c_seconds_sum 7\n", "quern_c_seconds_bucket{le=\"1\"} 1\n",
+        "quern_c_seconds_bucket{le=\"2\"} 2\n", "quern_c_seconds_bucket{le=\"+Inf\"} 3\n", "# TYPE quern_none gauge\n"}) {
     EXPECT_THAT(answer, HasSubstr(line));
   }
   EXPECT_THAT(Get((*server)->address(), "/etc/passwd"), HasSubstr(" 404 Not Found\r\n"));

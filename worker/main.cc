@@ -208,8 +208,8 @@ void SetUpLog() {
 
 // What an executor is started with, beside its channel: it has a connection of its own for what it does not see.
 std::vector<std::string> ExecutorArguments(const Flags& flags, const Settings& settings) {
-  std::vector<std::string> arguments = {OwnProgram(), "--server", flags.server, "--spool", settings.spool,
-                                        "--log-format", flags.log_format};
+  std::vector<std::string> arguments = {OwnProgram(),   "--server",     flags.server,    "--spool",
+                                        settings.spool, "--log-format", flags.log_format};
   const ChannelSecurity& security = flags.security;
   for (const auto& [flag, value] : {std::pair("--tls-ca", &security.tls.authority), std::pair("--tls-cert", &security.tls.certificate),
                                     std::pair("--tls-key", &security.tls.key), std::pair("--token-file", &security.token_file)}) {
@@ -328,10 +328,10 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   std::unique_ptr<MetricsServer> metrics_server;
   if (!flags.metrics_address.empty()) {
     QUERN_ASSIGN_OR_RETURN(metrics_server, MetricsServer::Start(flags.metrics_address, [metrics] {
-      std::vector<MetricFamily> families = metrics->Collect();
-      AddProcessMetrics("quern-worker", QUERN_VERSION, quant::kNumericsVersion, &families);
-      return families;
-    }));
+                             std::vector<MetricFamily> families = metrics->Collect();
+                             AddProcessMetrics("quern-worker", QUERN_VERSION, quant::kNumericsVersion, &families);
+                             return families;
+                           }));
     spdlog::info("{}", metrics_server->Describe());
   }
   Supervisor supervisor(std::move(options));

@@ -18,7 +18,8 @@ class ShowCommand : public JobCommand {
 
   void AddOptions(CLI::App& app) override {
     JobCommand::AddOptions(app);
-    app.add_option("--task", task_, "Show this task alone: every attempt with its worker, times, stages, reason and message")->type_name("N");
+    app.add_option("--task", task_, "Show this task alone: every attempt with its worker, times, stages, reason and message")
+        ->type_name("N");
   }
 
   absl::StatusOr<ExitCode> Run(Console& console) override {

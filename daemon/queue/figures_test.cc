@@ -74,9 +74,8 @@ TEST_F(FiguresTest, ACommitIsCountedWithWhatItMoved) {
   EXPECT_THAT(figures.counts.attempts_ended, ElementsAre(Pair(Pair(Attempt::COMMITTED, ""), 1)));
   EXPECT_EQ(figures.task_seconds.sum, 4);
   EXPECT_EQ(figures.tasks[Task::COMMITTED], 1u);
-  EXPECT_THAT(LastLine("committed"),
-              ElementsAre(Pair("event", "committed"), Pair("job", JobName(job)), Pair("task", "0"), Pair("attempt", "1"), Pair("worker", "w"),
-                          Pair("label", "shard 0")));
+  EXPECT_THAT(LastLine("committed"), ElementsAre(Pair("event", "committed"), Pair("job", JobName(job)), Pair("task", "0"),
+                                                 Pair("attempt", "1"), Pair("worker", "w"), Pair("label", "shard 0")));
 }
 
 TEST_F(FiguresTest, FailuresAreCountedByReasonAndLogged) {
@@ -84,9 +83,9 @@ TEST_F(FiguresTest, FailuresAreCountedByReasonAndLogged) {
   quern::v1::AttemptId id = Granted(Worker("w"));
   id = Granted(WithFailure(Worker("w"), id, quern::v1::IO_ERROR, "cannot read \"/x\"\nattempt=9"));
   EXPECT_THAT(queue_->Figures().counts.attempts_ended, ElementsAre(Pair(Pair(Attempt::FAILED, "IO_ERROR"), 1)));
-  EXPECT_THAT(LastLine("ended"), ElementsAre(Pair("event", "ended"), Pair("job", JobName(job)), Pair("task", "0"), Pair("attempt", "1"),
-                                             Pair("worker", "w"), Pair("state", "FAILED"), Pair("reason", "IO_ERROR"),
-                                             Pair("message", "cannot read \"/x\"\nattempt=9")));
+  EXPECT_THAT(LastLine("ended"),
+              ElementsAre(Pair("event", "ended"), Pair("job", JobName(job)), Pair("task", "0"), Pair("attempt", "1"), Pair("worker", "w"),
+                          Pair("state", "FAILED"), Pair("reason", "IO_ERROR"), Pair("message", "cannot read \"/x\"\nattempt=9")));
   // A reason that only a newer worker knows makes no label of its own.
   Granted(WithFailure(Worker("w"), id, static_cast<quern::v1::FailureReason>(12345)));
   EXPECT_THAT(queue_->Figures().counts.attempts_ended, Contains(Pair(Pair(Attempt::FAILED, "FAILURE_REASON_UNSPECIFIED"), 1)));

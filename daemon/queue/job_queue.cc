@@ -758,8 +758,8 @@ void JobQueue::EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult
       SetAttemptState(job, attempt, quern::v1::Attempt::STOPPED);
       record.set_reason("FENCED");
       record.set_message(absl::StrCat("attempt ", winner.attempt, " committed first"));
-      Log(absl::StrCat("attempt event=ended ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(record.worker()),
-                       " state=STOPPED reason=FENCED", MessageField(record.message())));
+      Log(absl::StrCat("attempt event=ended ", AttemptFields(JobName(ref.job), ref.task, ref.attempt),
+                       " worker=", LogValue(record.worker()), " state=STOPPED reason=FENCED", MessageField(record.message())));
     } else {
       continue;
     }
@@ -806,8 +806,8 @@ void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result
   ++counts_.commits;
   WorkerSucceeded(record.committed_by(), ref, result);
   Changed(job);
-  Log(absl::StrCat("attempt event=committed ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=",
-                   LogValue(record.committed_by()), " label=", LogValue(record.label())));
+  Log(absl::StrCat("attempt event=committed ", AttemptFields(JobName(ref.job), ref.task, ref.attempt),
+                   " worker=", LogValue(record.committed_by()), " label=", LogValue(record.label())));
   EndOfAttempts(job);
 }
 

@@ -114,8 +114,8 @@ struct JobQueueOptions {
   Clock* clock = nullptr;
   uint64_t numerics_version = 0;
   uint32_t max_failures = 3;
-  absl::Duration lease = absl::Seconds(30);  // also the grace of leases after a restart
-  absl::Duration long_poll = absl::Seconds(20);  // of an idle worker; two thirds of a lease at most
+  absl::Duration lease = absl::Seconds(30);             // also the grace of leases after a restart
+  absl::Duration long_poll = absl::Seconds(20);         // of an idle worker; two thirds of a lease at most
   absl::Duration progress_interval = absl::Seconds(1);  // between calls of a worker that is busy
   // How long an answer waits for the commit of an attempt that the same call reported.
   absl::Duration commit_wait = absl::Seconds(2);

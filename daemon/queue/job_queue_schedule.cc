@@ -267,10 +267,11 @@ void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, qu
   Changed(job);
   if (job.record.state() == Job::QUEUED) SetState(job, Job::RUNNING);
   if (purpose == quern::v1::AUDIT) {
-    Log(absl::StrCat("attempt event=audit ", AttemptFields(JobName(ref.job), ref.task, number), " worker=", LogValue(worker.info.worker())));
+    Log(absl::StrCat("attempt event=audit ", AttemptFields(JobName(ref.job), ref.task, number),
+                     " worker=", LogValue(worker.info.worker())));
   } else if (purpose == quern::v1::STRAGGLER) {
-    Log(absl::StrCat("attempt event=second_try ", AttemptFields(JobName(ref.job), ref.task, number), " worker=",
-                     LogValue(worker.info.worker())));
+    Log(absl::StrCat("attempt event=second_try ", AttemptFields(JobName(ref.job), ref.task, number),
+                     " worker=", LogValue(worker.info.worker())));
   }
   AddDesired(job, ref, attempt, true, response, specs);
 }

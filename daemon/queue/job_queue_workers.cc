@@ -144,8 +144,8 @@ void JobQueue::CancelSynchronize(uint64_t ticket) {
 
 void JobQueue::Supersede(WorkerState& worker, const SynchronizeRequest& request) {
   const std::string& name = request.worker();
-  Log(absl::StrCat("worker event=replaced worker=", LogValue(name), " host=", LogValue(request.host()), " former_host=",
-                   LogValue(worker.info.host())));
+  Log(absl::StrCat("worker event=replaced worker=", LogValue(name), " host=", LogValue(request.host()),
+                   " former_host=", LogValue(worker.info.host())));
   Superseded old{worker.info.incarnation(), options_.clock->Monotonic() + options_.lease, false, {}};
   const std::set<AttemptRef> granted = worker.granted;
   for (const AttemptRef& ref : granted) {
@@ -185,9 +185,10 @@ void JobQueue::AnswerSuperseded(const WorkerState& worker, Superseded& old, cons
                                 std::function<void(absl::StatusOr<SynchronizeResponse>)> done) {
   if (!old.told) {
     old.told = true;
-    Log(absl::StrCat("worker event=same_name worker=", LogValue(request.worker()), " host=", LogValue(request.host()),
-                     " message=\"two workers have this name: the one on this host, which began earlier, is told to stop; give each a --name of "
-                     "its own\""));
+    Log(absl::StrCat(
+        "worker event=same_name worker=", LogValue(request.worker()), " host=", LogValue(request.host()),
+        " message=\"two workers have this name: the one on this host, which began earlier, is told to stop; give each a --name of "
+        "its own\""));
   }
   ForgiveSuspicions(old);
   HandleAttempts(request, nullptr);
@@ -250,8 +251,8 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
   }
   if (is_new) {
     const std::string problem = NotReady(worker);
-    Log(absl::StrCat("worker event=here worker=", LogValue(request.worker()), " host=", LogValue(request.host()), " memory=",
-                     request.memory(), problem.empty() ? "" : " state=unusable", MessageField(problem)));
+    Log(absl::StrCat("worker event=here worker=", LogValue(request.worker()), " host=", LogValue(request.host()),
+                     " memory=", request.memory(), problem.empty() ? "" : " state=unusable", MessageField(problem)));
   }
   for (const quern::v1::SightAnswer& answer : request.sight()) HandleSight(worker, answer);
   const std::set<AttemptRef> listed = HandleAttempts(request, &worker);
@@ -333,9 +334,10 @@ void JobQueue::HandleSight(WorkerState& worker, const quern::v1::SightAnswer& an
   it->second.time = options_.clock->Monotonic();
   if (!seen) {
     const bool streams = options_.can_stream && options_.can_stream(worker.info, *job, answer.what());
-    Log(absl::StrCat("worker event=does_not_see worker=", LogValue(worker.info.worker()), " job=", LogValue(answer.job()), " what=",
-                     answer.what() == quern::v1::SightChallenge::OUTPUT ? "output" : "source",
-                     streams ? " then=streams" : " then=gets_no_tasks", MessageField(answer.seen() ? "it read other bytes" : answer.detail())));
+    Log(absl::StrCat("worker event=does_not_see worker=", LogValue(worker.info.worker()), " job=", LogValue(answer.job()),
+                     " what=", answer.what() == quern::v1::SightChallenge::OUTPUT ? "output" : "source",
+                     streams ? " then=streams" : " then=gets_no_tasks",
+                     MessageField(answer.seen() ? "it read other bytes" : answer.detail())));
   }
 }
 

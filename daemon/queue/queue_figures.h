@@ -44,7 +44,7 @@ struct QueueFigures {
     uint64_t id = 0;
     uint64_t tasks[quern::v1::Task::State_ARRAYSIZE] = {};
   };
-  std::vector<LiveJob> live_jobs;  // that have not ended: the oldest, at most kMostLiveJobs
+  std::vector<LiveJob> live_jobs;    // that have not ended: the oldest, at most kMostLiveJobs
   Histogram::Snapshot job_seconds;   // from creation to each end
   Histogram::Snapshot task_seconds;  // of committed attempts
 };

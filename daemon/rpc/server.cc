@@ -134,8 +134,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
 Server::Figures Server::figures() {
   Figures figures;
   figures.open_calls = guard_->open_calls();
-  for (const grpc::StatusCode code : {grpc::StatusCode::UNAUTHENTICATED, grpc::StatusCode::PERMISSION_DENIED, grpc::StatusCode::UNIMPLEMENTED,
-                                      grpc::StatusCode::RESOURCE_EXHAUSTED}) {
+  for (const grpc::StatusCode code : {grpc::StatusCode::UNAUTHENTICATED, grpc::StatusCode::PERMISSION_DENIED,
+                                      grpc::StatusCode::UNIMPLEMENTED, grpc::StatusCode::RESOURCE_EXHAUSTED}) {
     figures.refused_calls[absl::StatusCodeToString(static_cast<absl::StatusCode>(code))] = guard_->refused(code);
   }
   figures.connections = acceptor_.OpenConnections();

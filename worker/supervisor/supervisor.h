@@ -28,7 +28,7 @@ struct SupervisorOptions {
   std::unique_ptr<SyncTransport> transport;
   Clock* clock = Clock::Real();
   OomWatch oom = OomWatch::ForThisProcess();
-  std::shared_ptr<WorkerMetrics> metrics;  // that are kept; null: nobody asks
+  std::shared_ptr<WorkerMetrics> metrics;                                                       // that are kept; null: nobody asks
   std::function<void(LogLevel, const std::string&)> log = [](LogLevel, const std::string&) {};  // from Run's thread
 };
 

@@ -127,7 +127,8 @@ std::vector<MetricFamily> WorkerMetrics::Collect() const {
     add(Kind::kGauge, "quern_worker_slots", "Attempts that it runs at a time").Add(static_cast<double>(slots_.size()));
     add(Kind::kGauge, "quern_worker_attempts_running", "Attempts that run").Add(static_cast<double>(running));
     add(Kind::kCounter, "quern_worker_attempts_started_total", "Attempts that were begun").Add(static_cast<double>(started_));
-    MetricFamily& ended = add(Kind::kCounter, "quern_worker_attempts_ended_total", "Ends of attempts, by state and, of failed ones, reason");
+    MetricFamily& ended =
+        add(Kind::kCounter, "quern_worker_attempts_ended_total", "Ends of attempts, by state and, of failed ones, reason");
     for (const auto& [key, count] : ended_) ended.Add(static_cast<double>(count), {{"state", key.first}, {"reason", key.second}});
     add(Kind::kCounter, "quern_worker_read_bytes_total", "Bytes of sources that were read").Add(static_cast<double>(bytes_read_));
     add(Kind::kCounter, "quern_worker_written_bytes_total", "Bytes of shards that were written").Add(static_cast<double>(bytes_written_));

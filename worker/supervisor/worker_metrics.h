@@ -45,7 +45,7 @@ class WorkerMetrics {
   struct Slot {
     pid_t executor = 0;  // 0: none
     bool busy = false;
-    uint64_t memory = 0;  // of the attempt
+    uint64_t memory = 0;                         // of the attempt
     uint64_t bytes_read = 0, bytes_written = 0;  // of it, that are counted
   };
 
