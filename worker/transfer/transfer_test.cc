@@ -60,7 +60,10 @@ class TransferTest : public testing::Test {
     return std::make_shared<DataLink>(DataLink{channel, quern::v1::Data::NewStub(channel)});
   }
   static LinkOptions Fast(absl::Duration give_up = absl::Minutes(5)) {
-    return {.first_pause = absl::Milliseconds(5), .longest_pause = absl::Milliseconds(20), .give_up = give_up};
+    return {.first_pause = absl::Milliseconds(5),
+            .longest_pause = absl::Milliseconds(20),
+            .give_up = give_up,
+            .connect = absl::Milliseconds(20)};
   }
   static quern::v1::AttemptId Attempt() {
     quern::v1::AttemptId id;
