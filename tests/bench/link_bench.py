@@ -9,7 +9,6 @@ result is the same. Needs root."""
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -27,18 +26,18 @@ CUT_RATE = "200mbit"  # for the cuts, so that the job lasts
 
 
 class Meter:
-    """Samples a counter of bytes of a host's network card."""
+    """Samples how many bytes a host's network card has received."""
 
-    def __init__(self, host, counter):
-        self.command = host.inside(["cat", f"/sys/class/net/eth0/statistics/{counter}"])
+    def __init__(self, host):
+        self.counters = f"/proc/{host.init}/net/dev"
         self.samples = []
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run)
 
     def _run(self):
         while not self.ended.wait(0.05):
-            count = int(subprocess.run(self.command, stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout)
-            self.samples.append((time.monotonic(), count))
+            line = next(line for line in Path(self.counters).read_text().splitlines() if line.lstrip().startswith("eth0:"))
+            self.samples.append((time.monotonic(), int(line.split()[1])))
 
     def __enter__(self):
         self.thread.start()
@@ -129,14 +128,14 @@ class LinkBench:
         limit = self.iperf3()
         out = self.files / f"out-{rate}"
         began = time.monotonic()
-        with Meter(self.there, "rx_bytes") as meter:
+        with Meter(self.there) as meter:
             job, show = self.submit(out)
             self.wait(show, 900)
         took = time.monotonic() - began
         # iperf3 counts what it is given, the card what is on the wire.
         payload = 1448 / 1514
         streamed = meter.rate() * payload
-        with Meter(self.there, "rx_bytes") as download:
+        with Meter(self.there) as download:
             self.quern("download", job, "-o", "/tmp/fetched", "--server", self.server, *self.certificates.of_worker()[:6],
                        *self.certificates.of_client(), host=self.there)
         fetched = download.rate() * payload
