@@ -152,13 +152,13 @@ class Host:
         if self.is_up():
             ip("link", "set", self.cable, "up")
 
-    def shape(self, rate):
-        """Limits what the host sends and receives; "20mbit", None: no limit."""
+    def shape(self, rate, burst="32kb"):
+        """Limits what the host sends and receives; "20mbit", None: no limit. `burst` goes out at once."""
         if not self.is_up():
             return
         for command in (["tc"], ["nsenter", "-t", str(self.init), "-n", "tc"]):
             device = self.cable if command == ["tc"] else "eth0"
             subprocess.run([*command, "qdisc", "del", "dev", device, "root"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             if rate is not None:
-                subprocess.run([*command, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "32kb", "latency", "200ms"],
+                subprocess.run([*command, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", "200ms"],
                                check=True, stdin=subprocess.DEVNULL)
