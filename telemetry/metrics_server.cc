@@ -135,7 +135,7 @@ class MetricsServer::Impl {
       : source_(std::make_shared<Source>(std::move(collect))),
         // Whoever holds a connection open without a word keeps one of the threads for the time of the request's timeout.
         exposer_(std::make_unique<prometheus::Exposer>(std::vector<std::string>{"listening_ports", absl::StrCat(numeric.host, ":", port),
-                                                                                "num_threads", "2", "request_timeout_ms", "5000"})),
+                                                                                "num_threads", "4", "request_timeout_ms", "2000"})),
         own_(numeric) {
     exposer_->RegisterCollectable(source_);
     const uint16_t bound = htons(static_cast<uint16_t>(exposer_->GetListeningPorts().at(0)));

@@ -308,6 +308,11 @@ TEST_F(DataServiceTest, RangesOfPlannedFilesAreServed) {
   EXPECT_EQ(read[0], content);
   EXPECT_EQ(read[1], content.substr(100, 7));
   for (uint64_t i = 2; i < 1500; ++i) ASSERT_EQ(read[i], content.substr(i, 3));
+  const Server::Figures figures = server_->figures();
+  EXPECT_EQ(figures.data_sent, content.size() + 7 + 1498 * 3);
+  EXPECT_EQ(figures.data_received, 0u);
+  EXPECT_GE(figures.connections, 1);
+  EXPECT_GE(figures.accepted, 1u);
 }
 
 TEST_F(DataServiceTest, OtherFilesAndOtherRangesAreRefused) {

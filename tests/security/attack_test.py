@@ -519,6 +519,41 @@ def secrets_are_reloaded(coordinator):
     wait_for("the log tells of it", lambda: "audit event=certificate name=coordinator-renewed" in coordinator.text())
 
 
+def metrics_let_nobody_in(coordinator):
+    """Their port serves figures and nothing else, names no secret, and holds up nobody but those who ask it."""
+    port = int(re.search(r"metrics on http://127\.0\.0\.1:(\d+)", coordinator.text()).group(1))
+
+    def ask(request):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            try:
+                connection.sendall(request)
+                connection.shutdown(socket.SHUT_WR)
+                return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+            except ConnectionError:
+                return b""
+
+    figures = ask(b"GET /metrics HTTP/1.0\r\n\r\n")
+    check(figures.startswith(b"HTTP/1.1 200"), f"no metrics: {figures[:200]}")
+    refused = re.search(rb'quern_calls_refused_total\{code="unauthenticated"\} (\d+)', figures)
+    check(refused and int(refused[1]) > 0, "the calls without a token are not counted")
+    for secret in [*coordinator.tokens.values(), str(coordinator.root), "laptop"]:
+        check(secret.encode() not in figures, f"the metrics hold {secret}")
+    for request in [b"GET /../../../../etc/passwd HTTP/1.0\r\n\r\n", b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.0\r\n\r\n",
+                    b"GET / HTTP/1.0\r\n\r\n", b"PUT /x HTTP/1.0\r\nContent-Length: 4\r\n\r\nabcd", b"\0" * 4096,
+                    b"GET /metrics HTTP/1.0\r\nX: " + b"x" * (8 * MIB)]:
+        answer = ask(request)
+        check(not answer.startswith(b"HTTP/1.1 200") and b"root:" not in answer, f"{request[:40]} was answered: {answer[:200]}")
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(50)]
+    for connection in idle:
+        connection.sendall(b"GET /metrics HT")
+    start = time.monotonic()
+    code, _, err = coordinator.quern("jobs", token=coordinator.tokens["read"])
+    check(code == 0 and time.monotonic() - start < 10, f"who holds connections to the metrics holds up the coordinator: {code} {err}")
+    for connection in idle:
+        connection.close()
+    wait_for("it serves metrics again", lambda: ask(b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"))
+
+
 def local_users_are_named(sandbox, source):
     """Without tokens a unix socket is for who may open it, and the log says who that was."""
     path = sandbox.runtime / "u.sock"
@@ -559,9 +594,9 @@ def main():
         run(start_is_refused, sandbox, source)
         run(local_users_are_named, sandbox, source)
     with Sandbox(programs) as sandbox:
-        coordinator = Coordinator(sandbox, source, ["--stream-timeout", "2s"])
+        coordinator = Coordinator(sandbox, source, ["--stream-timeout", "2s", "--metrics-listen", "127.0.0.1:0"])
         for part in [strangers_are_refused, tokens_are_needed, a_worker_joins, paths_stay_below_the_roots, races_do_not_lead_out,
-                     messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded]:
+                     messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded, metrics_let_nobody_in]:
             run(part, coordinator)
         log = coordinator.text()
         for role, token in coordinator.tokens.items():
