@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -41,6 +42,9 @@ absl::Status CheckMayBeOurs(const std::string& output) {
   return absl::AlreadyExistsError(absl::StrCat("output ", output, " holds files that Quern did not write (for example ", names[0],
                                                "); choose an empty or a new directory"));
 }
+
+// What state that is being removed is called.
+std::string GoneName(const std::string& directory) { return absl::StrCat(directory, ".gone"); }
 
 absl::Status RemoveIfEmpty(const std::string& directory) {
   if (rmdir(directory.c_str()) == 0 || errno == ENOTEMPTY || errno == EEXIST || errno == ENOENT) return absl::OkStatus();
@@ -107,6 +111,7 @@ absl::StatusOr<OutputState> OutputState::Prepare(const std::string& output) {
     if (errno != EWOULDBLOCK) return ErrnoToStatus(errno, "flock", state.directory_);
     return absl::FailedPreconditionError(absl::StrCat("another command is writing ", output, "; wait until it has ended, or stop it"));
   }
+  QUERN_RETURN_IF_ERROR(RemoveTree(GoneName(state.directory_)));
   return state;
 }
 
@@ -121,7 +126,11 @@ bool OutputState::HeldByOldCoordinator() const {
 }
 
 absl::Status OutputState::RemoveState() {
-  QUERN_RETURN_IF_ERROR(RemoveTree(directory_));
+  // At once, so that a kill leaves all of it or nothing: no coordinator can start with half of its store.
+  const std::string gone = GoneName(directory_);
+  QUERN_RETURN_IF_ERROR(RemoveTree(gone));
+  if (rename(directory_.c_str(), gone.c_str()) != 0 && errno != ENOENT) return ErrnoToStatus(errno, "rename", directory_);
+  QUERN_RETURN_IF_ERROR(RemoveTree(gone));
   // OUT/.quern stays where run.json stands in it.
   return RemoveIfEmpty(DirName(directory_));
 }

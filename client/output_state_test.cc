@@ -75,6 +75,20 @@ TEST_F(OutputStateTest, RemovedStateLeavesNoEmptyDirectory) {
   EXPECT_TRUE(FileExists(output_));
 }
 
+TEST_F(OutputStateTest, RemovalThatWasCutShortIsFinishedByTheNextCommand) {
+  const std::string gone = output_ + "/.quern/state.gone";
+  QUERN_ASSERT_OK(MakeDirectories(gone));
+  QUERN_ASSERT_OK(WriteFileDurably(gone + "/000009.log", "x"));
+  QUERN_ASSERT_OK_AND_ASSIGN(OutputState state, OutputState::Prepare(output_));
+  EXPECT_FALSE(state.existed());
+  EXPECT_FALSE(FileExists(gone));
+  EXPECT_TRUE(FileExists(state.directory()));
+  // Nor is one in the way that came in between.
+  QUERN_ASSERT_OK(MakeDirectories(gone));
+  QUERN_ASSERT_OK(state.RemoveState());
+  EXPECT_FALSE(FileExists(output_ + "/.quern"));
+}
+
 TEST_F(OutputStateTest, SecondCommandIsRefusedWhileTheFirstLives) {
   {
     QUERN_ASSERT_OK_AND_ASSIGN(OutputState first, OutputState::Prepare(output_));
