@@ -127,7 +127,7 @@ class Host:
 
     def crash(self):
         """As when its power is cut: nobody at the other end of a connection hears of it."""
-        ip("link", "del", self.cable)
+        self.cut()  # with its address still there: a program that is just starting must not find it gone
         os.kill(self.init, signal.SIGKILL)
         # A door that is stopped would keep its dead from being buried, and the host from ending.
         for door in self.doors:
@@ -135,6 +135,8 @@ class Host:
         self.doors.clear()
         # unshare complains when its child is killed.
         self.process.communicate()
+        # The kernel takes it away with the host, but in its own time.
+        subprocess.run(["ip", "link", "del", self.cable], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.init = None
 
     def is_up(self):
