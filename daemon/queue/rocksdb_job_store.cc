@@ -17,6 +17,7 @@
 #include "rocksdb/cache.h"
 #include "rocksdb/convenience.h"
 #include "rocksdb/db.h"
+#include "rocksdb/filter_policy.h"
 #include "rocksdb/options.h"
 #include "rocksdb/table.h"
 #include "rocksdb/write_batch.h"
@@ -81,8 +82,12 @@ rocksdb::Options StoreOptions() {
   const bool lz4 = std::find(known.begin(), known.end(), rocksdb::kLZ4Compression) != known.end();
   options.compression = lz4 ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
   rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(16 << 20);  // indexes of a large plan among it
-  table.cache_index_and_filter_blocks = true;
+  table.block_cache = rocksdb::NewLRUCache(16 << 20);
+  // The index of a large plan is larger than what one shard of the cache keeps, and would be read and decompressed for each record. It
+  // takes some 50 bytes a task.
+  table.cache_index_and_filter_blocks = false;
+  // The newest files hold records of all kinds: without filters each of them would be looked into for the plan of one task.
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;
 }
