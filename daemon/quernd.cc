@@ -15,6 +15,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/file.h"
@@ -228,6 +229,8 @@ int Main(int argc, char** argv) {
   }
   flags.server.socket_mode = flags.socket_mode == "0600" ? 0600 : 0660;
   flags.server.log = [](const std::string& line) { spdlog::info("{}", line); };
+  // Abseil as distributions build it keeps a graph of all mutexes that a thread holds, and gRPC locks some at each call.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Plans are large and short-lived: with an arena for each thread they would stay.
   mallopt(M_ARENA_MAX, 2);
   sigset_t signals;

@@ -383,7 +383,6 @@ void JobQueue::Uncommit(JobState& job, uint32_t task, Task::State state) {
   record.clear_sha256();
   MoveTask(job, task, state);
   SetAudit(job, task, record.audit() == TaskRecord::PASSED ? TaskRecord::DUE : record.audit());
-  CountTotals(job);
   PutTask(job, task);
   writes_.push_back({StoreWrite::Kind::kDelete, TaskKey('r', job.record.id(), task), ""});
 }
@@ -869,6 +868,7 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
                    MessageField(error.message())));
   if (job.record.state() == Job::SUCCEEDED) return;
   Uncommit(job, task, Task::FAILED);
+  CountTotals(job);
   Fail(job, std::move(error));
 }
 
@@ -1038,6 +1038,7 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
     Uncommit(*job, task, Task::PENDING);
     Log(absl::StrCat("task event=again ", TaskFields(JobName(id), task), " message=\"its file is gone\""));
   }
+  if (!options.lost_tasks.empty()) CountTotals(*job);
   if (options.audit_fraction.has_value()) {
     job->record.set_audit_fraction(*options.audit_fraction);
     for (uint32_t i = 0; i < job->tasks.size(); ++i) {
