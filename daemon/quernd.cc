@@ -156,6 +156,13 @@ int Main(int argc, char** argv) {
   app.add_option("--max-connections", flags.server.limits.connections, "Connections that may be open at a time")
       ->check(CLI::Range(1, 50000))
       ->capture_default_str();
+  app.add_option("--max-connections-per-address", flags.server.limits.connections_per_peer,
+                 "Of one address, or one user of a unix socket (default three quarters of --max-connections)")
+      ->check(CLI::Range(1, 50000));
+  app.add_option("--max-calls-per-client", flags.server.limits.calls_per_caller,
+                 "Calls that one token and certificate may have open at a time")
+      ->check(CLI::Range(1, 50000))
+      ->capture_default_str();
   app.add_option("--allow-root", flags.allow_roots, "Directory below which clients may name sources and outputs; may be repeated");
   app.add_flag("--in-memory", flags.in_memory, "Keep the jobs in memory only; needs no --state-dir");
   app.add_flag("--private", flags.is_private, "Serve one command: every path of the user is allowed, only warnings are logged");

@@ -146,11 +146,13 @@ absl::Status ListeningSocket::OpenTcp(const std::string& text) {
   return status;
 }
 
-Acceptor::Acceptor(int most_connections, Clock* clock, LogLine log) : log_(std::move(log), clock, kLinesPerSecond) {
+Acceptor::Acceptor(int most_connections, int most_of_a_peer, Clock* clock, LogLine log) : log_(std::move(log), clock, kLinesPerSecond) {
   rlimit files = {};
   const int limit = getrlimit(RLIMIT_NOFILE, &files) == 0 ? static_cast<int>(std::min<rlim_t>(files.rlim_cur, 1 << 20)) : 1024;
   first_ = std::min(kOwnFiles, limit / 2);
   most_ = std::min(most_connections, limit - first_);
+  peers_ = std::make_unique<ConnectionCounts>(most_of_a_peer > 0 ? most_of_a_peer : std::max(1, most_ - most_ / 4), clock,
+                                              [](int connection) { return fcntl(connection, F_GETFD) >= 0; });
 }
 
 Acceptor::~Acceptor() { Stop(); }
@@ -224,6 +226,13 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
           absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " reason=", LogValue(strerror(errno))));
       return false;
     }
+    const std::string peer = PeerOfConnection(accepted.get());
+    if (!peers_->Admits(peer)) {
+      log_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()),
+                              " from=", LogValue(PeerOf(accepted.get())),
+                              " reason=", LogValue(absl::StrCat("there are ", peers_->most(), " connections of ", peer))));
+      continue;
+    }
     UniqueFd connection(fcntl(accepted.get(), F_DUPFD_CLOEXEC, first_));
     if (!connection || connection.get() >= first_ + most_) {
       log_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " from=",
@@ -231,6 +240,7 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
       continue;
     }
     accepted.Reset();
+    peers_->Add(peer, connection.get());
     if (port.socket.endpoint().kind == Endpoint::Kind::kRemote) {
       log_.Write(
           absl::StrCat("audit event=connection listener=", LogValue(port.socket.address()), " from=", LogValue(PeerOf(connection.get()))));

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "base/channel/deadline.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "quern/v1/workers.grpc.pb.h"
@@ -21,7 +21,7 @@ constexpr int kMaxMessageSize = 64 << 20;
 
 // How long a call waits for a connection that was lost, looking now and then whether it is still wanted.
 constexpr absl::Duration kConnectPatience = absl::Seconds(2);
-constexpr std::chrono::milliseconds kConnectStep{50};
+constexpr absl::Duration kConnectStep = absl::Milliseconds(50);
 
 // An attempt to connect is given up after this. A machine that lost its power in the midst of one never answers.
 constexpr int kConnectMs = 5'000;
@@ -66,7 +66,7 @@ class GrpcTransport : public SyncTransport {
     call->request = std::move(request);
     call->timeout = timeout;
     call->done = std::move(done);
-    call->context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
+    call->context.set_deadline(DeadlineIn(timeout));
     MutexLock lock(&mutex_);
     call_ = std::move(call);
     changed_.Signal();
@@ -119,7 +119,7 @@ class GrpcTransport : public SyncTransport {
     if (channel_->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return;
     const absl::Duration until = Clock::Real()->Monotonic() + std::min(kConnectPatience, call.timeout);
     while (!call.cancelled && Clock::Real()->Monotonic() < until) {
-      if (channel_->WaitForConnected(std::chrono::system_clock::now() + kConnectStep)) return;
+      if (channel_->WaitForConnected(DeadlineIn(kConnectStep))) return;
     }
   }
 

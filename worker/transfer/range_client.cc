@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/channel/deadline.h"
 #include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
@@ -20,7 +20,7 @@ using quern::v1::ReadSourceResponse;
 // A message of requests stays small, whatever the pipeline has asked for.
 constexpr size_t kMostRanges = 512;
 // Long enough to digest a large header from a slow disk.
-constexpr std::chrono::seconds kCheckTimeout{30};
+constexpr absl::Duration kCheckTimeout = absl::Seconds(30);
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
 
 absl::Status Garbled(absl::string_view what) { return absl::UnavailableError(absl::StrCat("the coordinator's answer is garbled: ", what)); }
@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<uint64_t>> RangeClient::Check(const std::vector<std::
   absl::Duration pause = options_.first_pause;
   while (true) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kCheckTimeout);
+    context.set_deadline(DeadlineIn(kCheckTimeout));
     quern::v1::CheckSourceResponse response;
     absl::Status status = FromGrpc(stub_->CheckSource(&context, request, &response));
     if (status.ok() && response.sizes_size() == request.paths_size()) {
