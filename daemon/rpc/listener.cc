@@ -146,7 +146,8 @@ absl::Status ListeningSocket::OpenTcp(const std::string& text) {
   return status;
 }
 
-Acceptor::Acceptor(int most_connections, int most_of_a_peer, Clock* clock, LogLine log) : log_(std::move(log), clock, kLinesPerSecond) {
+Acceptor::Acceptor(int most_connections, int most_of_a_peer, Clock* clock, LogLine log)
+    : log_(log, clock, kLinesPerSecond), refused_(std::move(log), clock, kLinesPerSecond) {
   rlimit files = {};
   const int limit = getrlimit(RLIMIT_NOFILE, &files) == 0 ? static_cast<int>(std::min<rlim_t>(files.rlim_cur, 1 << 20)) : 1024;
   first_ = std::min(kOwnFiles, limit / 2);
@@ -222,21 +223,22 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
     if (!accepted) {
       if (errno == EAGAIN) return true;
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;  // that connection is gone already
-      log_.Write(
+      refused_.Write(
           absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " reason=", LogValue(strerror(errno))));
       return false;
     }
     const std::string peer = PeerOfConnection(accepted.get());
     if (!peers_->Admits(peer)) {
-      log_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()),
-                              " from=", LogValue(PeerOf(accepted.get())),
-                              " reason=", LogValue(absl::StrCat("there are ", peers_->most(), " connections of ", peer))));
+      refused_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()),
+                                  " from=", LogValue(PeerOf(accepted.get())),
+                                  " reason=", LogValue(absl::StrCat("there are ", peers_->most(), " connections of ", peer))));
       continue;
     }
     UniqueFd connection(fcntl(accepted.get(), F_DUPFD_CLOEXEC, first_));
     if (!connection || connection.get() >= first_ + most_) {
-      log_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " from=",
-                              LogValue(PeerOf(accepted.get())), " reason=", LogValue(absl::StrCat("there are ", most_, " connections"))));
+      refused_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()),
+                                  " from=", LogValue(PeerOf(accepted.get())),
+                                  " reason=", LogValue(absl::StrCat("there are ", most_, " connections"))));
       continue;
     }
     accepted.Reset();

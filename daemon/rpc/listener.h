@@ -87,7 +87,8 @@ class Acceptor {
   static Door& DoorFor(Port& port, int connection);
 
   LogLimiter log_;
-  int first_ = 0;  // the mark
+  LogLimiter refused_;  // apart: a flood of those that are let in is not to hide them
+  int first_ = 0;       // the mark
   int most_ = 0;
   std::unique_ptr<ConnectionCounts> peers_;
   std::vector<Port> ports_;
