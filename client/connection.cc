@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
+#include "base/channel/await_connected.h"
 #include "base/channel/deadline.h"
 #include "base/data_plane.h"
 #include "base/status_macros.h"
@@ -48,7 +49,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Cha
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameSize);
   // A restarted daemon is found again soon.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   return grpc::CreateCustomChannel(address, NewChannelCredentials(address, security), arguments);
 }

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/byte_size.h"
+#include "base/channel/await_connected.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status_macros.h"
@@ -29,11 +30,12 @@ using quern::v1::Chunk;
 using quern::v1::ListResultResponse;
 
 constexpr absl::string_view kPart = ".part";
+constexpr absl::Duration kConnectPatience = absl::Seconds(5);
 
 class GrpcResultSource : public ResultSource {
  public:
-  GrpcResultSource(quern::v1::Data::StubInterface* stub, std::string job, Interrupt* interrupt)
-      : stub_(stub), job_(std::move(job)), interrupt_(interrupt) {}
+  GrpcResultSource(std::shared_ptr<grpc::Channel> channel, std::string job, Interrupt* interrupt)
+      : channel_(std::move(channel)), stub_(quern::v1::Data::NewStub(channel_)), job_(std::move(job)), interrupt_(interrupt) {}
 
   absl::StatusOr<ListResultResponse> List() override {
     quern::v1::ListResultRequest request;
@@ -49,6 +51,7 @@ class GrpcResultSource : public ResultSource {
     request.set_job(job_);
     request.set_name(name);
     request.set_offset(offset);
+    AwaitConnected(*channel_, kConnectPatience, [this] { return !interrupt_->requested(); });
     absl::Status taken;
     const absl::Status ended = CallInterruptibly(*interrupt_, [&](grpc::ClientContext* context) {
       const auto stream = stub_->ReadResult(context, request);
@@ -65,7 +68,8 @@ class GrpcResultSource : public ResultSource {
   }
 
  private:
-  quern::v1::Data::StubInterface* const stub_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<quern::v1::Data::StubInterface> stub_;
   const std::string job_;
   Interrupt* const interrupt_;
 };
@@ -227,8 +231,8 @@ class FileDownload {
 
 }  // namespace
 
-std::unique_ptr<ResultSource> NewResultSource(quern::v1::Data::StubInterface* stub, std::string job, Interrupt* interrupt) {
-  return std::make_unique<GrpcResultSource>(stub, std::move(job), interrupt);
+std::unique_ptr<ResultSource> NewResultSource(std::shared_ptr<grpc::Channel> channel, std::string job, Interrupt* interrupt) {
+  return std::make_unique<GrpcResultSource>(std::move(channel), std::move(job), interrupt);
 }
 
 absl::StatusOr<ListResultResponse> Download(ResultSource& source, const std::string& directory, const DownloadOptions& options) {

@@ -26,8 +26,8 @@ class ResultSource {
   virtual absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(const quern::v1::Chunk&)>& take) = 0;
 };
 
-// Both outlive it. An interrupt ends what blocks with CANCELLED.
-std::unique_ptr<ResultSource> NewResultSource(quern::v1::Data::StubInterface* stub, std::string job, Interrupt* interrupt);
+// `interrupt` outlives it. An interrupt ends what blocks with CANCELLED.
+std::unique_ptr<ResultSource> NewResultSource(std::shared_ptr<grpc::Channel> channel, std::string job, Interrupt* interrupt);
 
 struct DownloadOptions {
   // Between tries after the link broke, doubled up to the longest; and how long it may stay broken.

@@ -127,7 +127,7 @@ class Host:
 
     def crash(self):
         """As when its power is cut: nobody at the other end of a connection hears of it."""
-        ip("link", "del", self.cable)
+        self.cut()  # with its address still there: a program that is just starting must not find it gone
         os.kill(self.init, signal.SIGKILL)
         # A door that is stopped would keep its dead from being buried, and the host from ending.
         for door in self.doors:
@@ -135,6 +135,8 @@ class Host:
         self.doors.clear()
         # unshare complains when its child is killed.
         self.process.communicate()
+        # The kernel takes it away with the host, but in its own time.
+        subprocess.run(["ip", "link", "del", self.cable], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.init = None
 
     def is_up(self):
@@ -152,13 +154,13 @@ class Host:
         if self.is_up():
             ip("link", "set", self.cable, "up")
 
-    def shape(self, rate):
-        """Limits what the host sends and receives; "20mbit", None: no limit."""
+    def shape(self, rate, burst="32kb"):
+        """Limits what the host sends and receives; "20mbit", None: no limit. `burst` goes out at once."""
         if not self.is_up():
             return
         for command in (["tc"], ["nsenter", "-t", str(self.init), "-n", "tc"]):
             device = self.cable if command == ["tc"] else "eth0"
             subprocess.run([*command, "qdisc", "del", "dev", device, "root"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             if rate is not None:
-                subprocess.run([*command, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "32kb", "latency", "200ms"],
+                subprocess.run([*command, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", "200ms"],
                                check=True, stdin=subprocess.DEVNULL)

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/channel/await_connected.h"
 #include "base/channel/deadline.h"
-#include "base/clock.h"
 #include "base/mutex.h"
 #include "quern/v1/workers.grpc.pb.h"
 
@@ -19,12 +19,8 @@ namespace {
 // A task's spec with thousands of tensors takes a few MiB; gRPC's own limit is 4 MiB.
 constexpr int kMaxMessageSize = 64 << 20;
 
-// How long a call waits for a connection that was lost, looking now and then whether it is still wanted.
+// How long a call waits for a connection that was lost.
 constexpr absl::Duration kConnectPatience = absl::Seconds(2);
-constexpr absl::Duration kConnectStep = absl::Milliseconds(50);
-
-// An attempt to connect is given up after this. A machine that lost its power in the midst of one never answers.
-constexpr int kConnectMs = 5'000;
 
 // Coordinators take a ping every five seconds.
 constexpr int kKeepaliveMs = 10'000;
@@ -99,7 +95,9 @@ class GrpcTransport : public SyncTransport {
         if (call_ == nullptr) return;
         call = call_.get();
       }
-      AwaitConnection(*call);
+      if (channel_->GetState(false) == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+        AwaitConnected(*channel_, std::min(kConnectPatience, call->timeout), [call] { return !call->cancelled; });
+      }
       quern::v1::SynchronizeResponse response;
       const grpc::Status status = stub_->Synchronize(&call->context, call->request, &response);
       Done done = std::move(call->done);
@@ -110,16 +108,6 @@ class GrpcTransport : public SyncTransport {
       }
       // The codes are the same numbers.
       done(absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()), std::move(response));
-    }
-  }
-
-  // A channel that has lost its connection fails calls at once, and goes on with making another one only while somebody polls it: between
-  // short calls that is gRPC's own look every five seconds.
-  void AwaitConnection(const PendingCall& call) {
-    if (channel_->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) return;
-    const absl::Duration until = Clock::Real()->Monotonic() + std::min(kConnectPatience, call.timeout);
-    while (!call.cancelled && Clock::Real()->Monotonic() < until) {
-      if (channel_->WaitForConnected(DeadlineIn(kConnectStep))) return;
     }
   }
 

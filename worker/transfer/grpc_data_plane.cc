@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/channel/await_connected.h"
 #include "base/data_plane.h"
 #include "base/mutex.h"
 #include "worker/transfer/range_client.h"
@@ -17,7 +18,7 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, const Chann
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(static_cast<int>(4 * kLargestChunk));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -42,26 +43,25 @@ class GrpcDataPlane : public DataPlane {
   }
 
  private:
-  using WeakStub = std::weak_ptr<DataStub::element_type>;
-
   // A connection lives as long as somebody uses it. One that is broken and that nobody polls would be made, and given up, again and again.
-  DataStub Connect(WeakStub* kept) {
+  std::shared_ptr<DataLink> Connect(std::weak_ptr<DataLink>* kept) {
     MutexLock lock(&mutex_);
-    DataStub stub = kept->lock();
-    if (stub == nullptr) {
+    std::shared_ptr<DataLink> link = kept->lock();
+    if (link == nullptr) {
       // Never given back: when its last user is gone, gRPC ends its threads, and one that is polling makes that take ten seconds.
       grpc_init();
-      stub = quern::v1::Data::NewStub(NewChannel(server_, security_));
-      *kept = stub;
+      const std::shared_ptr<grpc::Channel> channel = NewChannel(server_, security_);
+      link = std::make_shared<DataLink>(DataLink{channel, quern::v1::Data::NewStub(channel)});
+      *kept = link;
     }
-    return stub;
+    return link;
   }
 
   const std::string server_;
   const ChannelSecurity security_;
   Mutex mutex_;
-  WeakStub sources_ QUERN_GUARDED_BY(mutex_);
-  WeakStub shards_ QUERN_GUARDED_BY(mutex_);
+  std::weak_ptr<DataLink> sources_ QUERN_GUARDED_BY(mutex_);
+  std::weak_ptr<DataLink> shards_ QUERN_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/channel/await_connected.h"
 #include "base/channel/deadline.h"
 #include "base/data_plane.h"
 #include "base/digest.h"
@@ -27,9 +28,11 @@ absl::Status Garbled(absl::string_view what) { return absl::UnavailableError(abs
 
 }  // namespace
 
-RangeClient::RangeClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options)
-    : ResumingStream([stub](grpc::ClientContext* context) { return stub->ReadSource(context); }, options),
-      stub_(std::move(stub)),
+RangeClient::RangeClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
+                         const LinkOptions& options)
+    : ResumingStream(
+          link->channel, [link](grpc::ClientContext* context) { return link->stub->ReadSource(context); }, options),
+      link_(std::move(link)),
       attempt_(attempt),
       stop_(stop),
       options_(options) {}
@@ -44,10 +47,11 @@ absl::StatusOr<std::vector<uint64_t>> RangeClient::Check(const std::vector<std::
   const absl::Duration began = Clock::Real()->Monotonic();
   absl::Duration pause = options_.first_pause;
   while (true) {
+    AwaitConnected(*link_->channel, options_.connect, [this] { return !*stop_; });
     grpc::ClientContext context;
     context.set_deadline(DeadlineIn(kCheckTimeout));
     quern::v1::CheckSourceResponse response;
-    absl::Status status = FromGrpc(stub_->CheckSource(&context, request, &response));
+    absl::Status status = FromGrpc(link_->stub->CheckSource(&context, request, &response));
     if (status.ok() && response.sizes_size() == request.paths_size()) {
       return std::vector<uint64_t>(response.sizes().begin(), response.sizes().end());
     }

@@ -10,7 +10,7 @@
 
 #include "quern/v1/data.pb.h"
 #include "worker/io/range_fetcher.h"
-#include "worker/transfer/data_stub.h"
+#include "worker/transfer/data_link.h"
 #include "worker/transfer/resuming_stream.h"
 
 namespace quern::worker {
@@ -20,7 +20,8 @@ namespace quern::worker {
 class RangeClient : public RangeFetcher, private ResumingStream<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse> {
  public:
   // `stop` outlives it.
-  RangeClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options = {});
+  RangeClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
+              const LinkOptions& options = {});
   ~RangeClient() override;
 
   absl::StatusOr<std::vector<uint64_t>> Check(const std::vector<std::string>& paths, bool headers) override;
@@ -45,7 +46,7 @@ class RangeClient : public RangeFetcher, private ResumingStream<quern::v1::ReadS
   void OnFailure(const absl::Status& status) override;
   absl::Status OnChunk(const quern::v1::Chunk& chunk);
 
-  const DataStub stub_;
+  const std::shared_ptr<DataLink> link_;
   const quern::v1::AttemptId attempt_;
   const std::atomic<bool>* const stop_;
   const LinkOptions options_;

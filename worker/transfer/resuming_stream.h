@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/channel/await_connected.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "worker/transfer/link_status.h"
@@ -23,6 +24,7 @@ struct LinkOptions {
   absl::Duration first_pause = absl::Milliseconds(100);
   absl::Duration longest_pause = absl::Seconds(5);
   absl::Duration give_up = absl::Minutes(10);  // without anything that came through
+  absl::Duration connect = absl::Seconds(5);   // that a try waits for a connection
 };
 
 // The derived class says what is carried. Two threads, from the first Start on: one opens and reads, the other writes.
@@ -32,7 +34,8 @@ class ResumingStream {
   using Connection = grpc::ClientReaderWriterInterface<Request, Response>;
   using Open = std::function<std::unique_ptr<Connection>(grpc::ClientContext*)>;
 
-  ResumingStream(Open open, const LinkOptions& options) : open_(std::move(open)), options_(options) {}
+  ResumingStream(std::shared_ptr<grpc::Channel> channel, Open open, const LinkOptions& options)
+      : channel_(std::move(channel)), open_(std::move(open)), options_(options) {}
   virtual ~ResumingStream() = default;
   ResumingStream(const ResumingStream&) = delete;
   ResumingStream& operator=(const ResumingStream&) = delete;
@@ -90,6 +93,11 @@ class ResumingStream {
     return true;
   }
 
+  bool IsWanted() {
+    MutexLock lock(&mutex_);
+    return !cancelled_ && !closing_;
+  }
+
   // After a connection broke with `status`: the failure to end with, or OK when it is time to try again.
   absl::Status AwaitRetry(const absl::Status& status, absl::Duration pause) {
     MutexLock lock(&mutex_);
@@ -112,6 +120,7 @@ class ResumingStream {
     while (true) {
       grpc::ClientContext context;
       if (!AwaitWork(&context)) break;
+      AwaitConnected(*channel_, options_.connect, [this] { return IsWanted(); });
       const std::unique_ptr<Connection> connection = open_(&context);
       {
         MutexLock lock(&mutex_);
@@ -177,6 +186,7 @@ class ResumingStream {
     }
   }
 
+  const std::shared_ptr<grpc::Channel> channel_;
   const Open open_;
   const LinkOptions options_;
   Response response_;  // of the reading thread; its memory is used again

@@ -20,8 +20,10 @@ constexpr absl::Duration kPoll = absl::Milliseconds(50);
 
 }  // namespace
 
-ShardClient::ShardClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options)
-    : ResumingStream([stub](grpc::ClientContext* context) { return stub->WriteShard(context); }, options),
+ShardClient::ShardClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
+                         const LinkOptions& options)
+    : ResumingStream(
+          link->channel, [link](grpc::ClientContext* context) { return link->stub->WriteShard(context); }, options),
       attempt_(attempt),
       stop_(stop) {}
 

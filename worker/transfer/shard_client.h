@@ -9,7 +9,7 @@
 
 #include "quern/v1/data.pb.h"
 #include "worker/io/output_sink.h"
-#include "worker/transfer/data_stub.h"
+#include "worker/transfer/data_link.h"
 #include "worker/transfer/resuming_stream.h"
 
 namespace quern::worker {
@@ -19,7 +19,8 @@ namespace quern::worker {
 class ShardClient : public OutputSink, private ResumingStream<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse> {
  public:
   // `stop` outlives it.
-  ShardClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options = {});
+  ShardClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
+              const LinkOptions& options = {});
   ~ShardClient() override;
 
   absl::Status Begin(uint64_t size, uint64_t window) override;

@@ -50,16 +50,20 @@ class TransferTest : public testing::Test {
     server_.reset();
     server_ = std::make_unique<TestDataServer>(socket_, std::move(plan));
   }
-  DataStub Stub() {
+  std::shared_ptr<DataLink> Link() {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return quern::v1::Data::NewStub(grpc::CreateCustomChannel("unix:" + socket_, grpc::InsecureChannelCredentials(), arguments));
+    const auto channel = grpc::CreateCustomChannel("unix:" + socket_, grpc::InsecureChannelCredentials(), arguments);
+    return std::make_shared<DataLink>(DataLink{channel, quern::v1::Data::NewStub(channel)});
   }
   static LinkOptions Fast(absl::Duration give_up = absl::Minutes(5)) {
-    return {.first_pause = absl::Milliseconds(5), .longest_pause = absl::Milliseconds(20), .give_up = give_up};
+    return {.first_pause = absl::Milliseconds(5),
+            .longest_pause = absl::Milliseconds(20),
+            .give_up = give_up,
+            .connect = absl::Milliseconds(20)};
   }
   static quern::v1::AttemptId Attempt() {
     quern::v1::AttemptId id;
@@ -77,7 +81,7 @@ class TransferTest : public testing::Test {
 TEST_F(TransferTest, ManySmallRangesGoTogether) {
   const std::string content = RandomBytes(1 * kMiB);
   Serve({.files = {{"/a", content}, {"/b", "other"}}});
-  RangeClient client(Stub(), Attempt(), &stop_, Fast());
+  RangeClient client(Link(), Attempt(), &stop_, Fast());
   constexpr int kRanges = 2000;
   std::string read(kRanges * 16, '\0'), other(5, '\0');
   std::vector<Outcome> ends(kRanges + 1);
@@ -96,7 +100,7 @@ TEST_F(TransferTest, ManySmallRangesGoTogether) {
 TEST_F(TransferTest, BrokenStreamsGoOnWhereTheyWere) {
   const std::string content = RandomBytes(4 * kMiB);
   Serve({.files = {{"/a", content}}, .break_after = 300 * kKiB});
-  RangeClient client(Stub(), Attempt(), &stop_, Fast());
+  RangeClient client(Link(), Attempt(), &stop_, Fast());
   std::string read(content.size(), '\0');
   std::vector<Outcome> ends(2);
   const uint64_t half = content.size() / 2 + 77;
@@ -114,7 +118,7 @@ TEST_F(TransferTest, BrokenStreamsGoOnWhereTheyWere) {
 TEST_F(TransferTest, GarbledChunksAreAskedForAgain) {
   const std::string content = RandomBytes(1 * kMiB);
   Serve({.files = {{"/a", content}}, .garble = 2});
-  RangeClient client(Stub(), Attempt(), &stop_, Fast());
+  RangeClient client(Link(), Attempt(), &stop_, Fast());
   std::string read(content.size(), '\0');
   Outcome end;
   client.Fetch("/a", 0, reinterpret_cast<std::byte*>(read.data()), read.size(), end.Done());
@@ -124,7 +128,7 @@ TEST_F(TransferTest, GarbledChunksAreAskedForAgain) {
 }
 
 TEST_F(TransferTest, CoordinatorThatIsAwayIsWaitedFor) {
-  RangeClient client(Stub(), Attempt(), &stop_, Fast());
+  RangeClient client(Link(), Attempt(), &stop_, Fast());
   std::string read(5, '\0');
   Outcome end;
   client.Fetch("/a", 1, reinterpret_cast<std::byte*>(read.data()), read.size(), end.Done());
@@ -138,7 +142,7 @@ TEST_F(TransferTest, CoordinatorThatIsAwayIsWaitedFor) {
 
 TEST_F(TransferTest, LinkThatStaysAwayIsLost) {
   const LinkOptions options = Fast(absl::Milliseconds(100));
-  RangeClient ranges(Stub(), Attempt(), &stop_, options);
+  RangeClient ranges(Link(), Attempt(), &stop_, options);
   std::byte byte;
   Outcome end;
   ranges.Fetch("/a", 0, &byte, 1, end.Done());
@@ -149,7 +153,7 @@ TEST_F(TransferTest, LinkThatStaysAwayIsLost) {
   EXPECT_EQ(FailureOf(later.Wait()).reason(), quern::v1::LINK_LOST);
   EXPECT_EQ(FailureOf(ranges.Check({"/a"}, false).status()).reason(), quern::v1::LINK_LOST);
 
-  ShardClient shard(Stub(), Attempt(), &stop_, options);
+  ShardClient shard(Link(), Attempt(), &stop_, options);
   QUERN_ASSERT_OK(shard.Begin(1, 1));
   Outcome sent;
   shard.Write(&byte, 1, sent.Done());
@@ -169,7 +173,7 @@ TEST_F(TransferTest, RefusalsAreNotTriedAgain) {
         Case{grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "write: disk full"), quern::v1::DISK_FULL},
         Case{grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "no"), quern::v1::IO_ERROR}}) {
     Serve({.files = {{"/a", "x"}}, .refuse = one.status});
-    RangeClient ranges(Stub(), Attempt(), &stop_, Fast());
+    RangeClient ranges(Link(), Attempt(), &stop_, Fast());
     std::byte byte;
     Outcome end;
     ranges.Fetch("/a", 0, &byte, 1, end.Done());
@@ -177,7 +181,7 @@ TEST_F(TransferTest, RefusalsAreNotTriedAgain) {
     EXPECT_EQ(FailureOf(status).reason(), one.reason) << status;
     EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("/a"), HasSubstr(one.status.error_message())));
     EXPECT_EQ(FailureOf(ranges.Check({"/a"}, true).status()).reason(), one.reason);
-    ShardClient shard(Stub(), Attempt(), &stop_, Fast());
+    ShardClient shard(Link(), Attempt(), &stop_, Fast());
     QUERN_ASSERT_OK(shard.Begin(1, 1));
     EXPECT_EQ(FailureOf(shard.Finish("sha")).reason(), one.reason);
     EXPECT_EQ(server_->counts().streams, 2);
@@ -185,8 +189,8 @@ TEST_F(TransferTest, RefusalsAreNotTriedAgain) {
 }
 
 TEST_F(TransferTest, CancelledTransfersEnd) {
-  RangeClient ranges(Stub(), Attempt(), &stop_, Fast());
-  ShardClient shard(Stub(), Attempt(), &stop_, Fast());
+  RangeClient ranges(Link(), Attempt(), &stop_, Fast());
+  ShardClient shard(Link(), Attempt(), &stop_, Fast());
   QUERN_ASSERT_OK(shard.Begin(1, 1));
   std::byte byte{};
   Outcome fetched, sent, later;
@@ -202,9 +206,9 @@ TEST_F(TransferTest, CancelledTransfersEnd) {
 
 TEST_F(TransferTest, StopEndsWhatBlocks) {
   stop_ = true;
-  RangeClient ranges(Stub(), Attempt(), &stop_, Fast());
+  RangeClient ranges(Link(), Attempt(), &stop_, Fast());
   EXPECT_THAT(ranges.Check({"/a"}, true), StatusIs(absl::StatusCode::kCancelled));
-  ShardClient shard(Stub(), Attempt(), &stop_, Fast());
+  ShardClient shard(Link(), Attempt(), &stop_, Fast());
   QUERN_ASSERT_OK(shard.Begin(0, 1));
   EXPECT_THAT(shard.Finish("sha"), StatusIs(absl::StatusCode::kCancelled));
 }
@@ -222,7 +226,7 @@ absl::Status Send(ShardClient& shard, const std::string& content, uint64_t piece
 TEST_F(TransferTest, ShardArrives) {
   const std::string content = RandomBytes(3 * kMiB + 5);
   Serve({});
-  ShardClient shard(Stub(), Attempt(), &stop_, Fast());
+  ShardClient shard(Link(), Attempt(), &stop_, Fast());
   QUERN_ASSERT_OK(shard.Begin(content.size(), 512 * kKiB));
   std::vector<Outcome> ends(13);
   // The last piece is shorter than what is acknowledged by itself.
@@ -241,7 +245,7 @@ TEST_F(TransferTest, ShardArrives) {
 TEST_F(TransferTest, BrokenShardGoesOnWhereItWas) {
   const std::string content = RandomBytes(6 * kMiB);
   Serve({.break_after = 1300 * kKiB});
-  ShardClient shard(Stub(), Attempt(), &stop_, Fast());
+  ShardClient shard(Link(), Attempt(), &stop_, Fast());
   QUERN_ASSERT_OK(shard.Begin(content.size(), 512 * kKiB));
   std::vector<Outcome> ends(24);
   QUERN_ASSERT_OK(Send(shard, content, 256 * kKiB, &ends));
@@ -253,7 +257,7 @@ TEST_F(TransferTest, BrokenShardGoesOnWhereItWas) {
 TEST_F(TransferTest, BytesAreKeptUntilTheyAreDurable) {
   const std::string content = RandomBytes(1 * kMiB);
   Serve({.acknowledge = false});
-  ShardClient shard(Stub(), Attempt(), &stop_, Fast());
+  ShardClient shard(Link(), Attempt(), &stop_, Fast());
   QUERN_ASSERT_OK(shard.Begin(content.size(), 512 * kKiB));
   Outcome end;
   shard.Write(reinterpret_cast<const std::byte*>(content.data()), content.size(), end.Done());
@@ -266,7 +270,7 @@ TEST_F(TransferTest, BytesAreKeptUntilTheyAreDurable) {
 TEST_F(TransferTest, CoordinatorThatLostDurableBytesEndsTheAttempt) {
   const std::string content = RandomBytes(2 * kMiB);
   Serve({.break_after = 1200 * kKiB, .lose = 700 * kKiB});
-  ShardClient shard(Stub(), Attempt(), &stop_, Fast());
+  ShardClient shard(Link(), Attempt(), &stop_, Fast());
   QUERN_ASSERT_OK(shard.Begin(content.size(), 512 * kKiB));
   std::vector<Outcome> ends(8);
   const absl::Status status = Send(shard, content, 256 * kKiB, &ends);
