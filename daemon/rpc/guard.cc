@@ -134,6 +134,7 @@ grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProc
   if (table != nullptr) {
     const absl::StatusOr<absl::string_view> presented = TokenIn(metadata);
     if (presented.ok()) token = table->Find(*presented);
+    if (token != nullptr) *who = absl::StrCat("token:", token->name);
     if (rule->roles != 0) {
       if (!presented.ok()) {
         return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
@@ -143,7 +144,6 @@ grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProc
         return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
                             "the token is none of this coordinator's: ask its administrator for one (--token-file, QUERN_TOKEN_FILE)");
       }
-      *who = absl::StrCat("token:", token->name);
       if (!Admits(*rule, token->roles)) {
         return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                             absl::StrCat("the token \"", token->name, "\" has the role ", RoleNames(token->roles), "; this call needs ",

@@ -151,7 +151,8 @@ class DataPlaneTest:
         _, tasks, grants = self.finish(name, out, what)
         self.stop(worker)
         needed = self.source_bytes + harness.shards_size(out)
-        check(proxy.cuts >= needed // CUT - 1, f"{what}: only {proxy.cuts} times for {needed} bytes")
+        # Connections that are idle are given up, and their next ones have a full share again.
+        check(proxy.cuts >= needed // CUT * 3 // 4, f"{what}: only {proxy.cuts} times for {needed} bytes")
         check(grants == tasks, f"{what}: {grants} grants of {tasks} tasks: attempts were begun again")
         # A cut may lose the chunk that was under way in each direction, and what was on its way within the machine.
         allowed = needed * 1.05 + proxy.cuts * 2 * MIB
