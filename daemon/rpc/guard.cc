@@ -180,9 +180,9 @@ grpc::Status Guard::CheckOpenCalls(const std::string& caller) {
   }
   const auto open = open_calls_of_.find(caller);
   if (open == open_calls_of_.end() || open->second < options_.most_calls_per_caller) return grpc::Status::OK;
-  return grpc::Status(
-      grpc::StatusCode::RESOURCE_EXHAUSTED,
-      absl::StrCat(caller, " has ", open->second, " calls open, and this coordinator takes no more of one client at a time"));
+  return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                      absl::StrCat(caller, " has ", options_.most_calls_per_caller,
+                                   " calls open, and this coordinator takes no more of one client at a time"));
 }
 
 Guard::OpenCall::OpenCall(Guard* guard, grpc::ServerContextBase* context) : guard_(guard), caller_(guard->CallerOf(context)) {
