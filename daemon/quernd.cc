@@ -175,6 +175,13 @@ int Main(int argc, char** argv) {
   app.add_option("--max-connections", flags.server.limits.connections, "Connections that may be open at a time")
       ->check(CLI::Range(1, 50000))
       ->capture_default_str();
+  app.add_option("--max-connections-per-address", flags.server.limits.connections_per_peer,
+                 "Of one address, or one user of a unix socket (default three quarters of --max-connections)")
+      ->check(CLI::Range(1, 50000));
+  app.add_option("--max-calls-per-client", flags.server.limits.calls_per_caller,
+                 "Calls that one token and certificate may have open at a time")
+      ->check(CLI::Range(1, 50000))
+      ->capture_default_str();
   app.add_option("--allow-root", flags.allow_roots, "Directory below which clients may name sources and outputs; may be repeated");
   app.add_option("--metrics-listen", flags.metrics_address,
                  "host:port for Prometheus (GET /metrics); without TLS and tokens, so best a loopback address (default: none)")

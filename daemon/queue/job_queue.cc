@@ -600,6 +600,12 @@ bool JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message) {
   return counts;
 }
 
+absl::Duration JobQueue::RetryWait(uint32_t failures) const {
+  absl::Duration wait = options_.retry_backoff;
+  for (uint32_t i = 1; i < failures && wait < options_.max_retry_backoff; ++i) wait *= 2;
+  return std::min(wait, options_.max_retry_backoff);
+}
+
 void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& worker, uint32_t failures) {
   const absl::Duration now = options_.clock->Monotonic();
   const TaskRecord& record = job.tasks[task].record;
@@ -609,9 +615,7 @@ void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& work
     job.pending.Erase(task, record.minimum_memory());
     job.delayed.erase({trouble.not_before, task});
   }
-  absl::Duration wait = options_.retry_backoff;
-  for (uint32_t i = 1; i < failures && wait < options_.max_retry_backoff; ++i) wait *= 2;
-  trouble.not_before = now + std::min(wait, options_.max_retry_backoff);
+  trouble.not_before = now + RetryWait(failures);
   trouble.avoid_until = trouble.not_before + options_.lease;
   trouble.failed_on.insert(worker);
   if (pending) MoveTask(job, task, Task::PENDING);

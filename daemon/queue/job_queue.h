@@ -180,6 +180,8 @@ class JobQueue {
   // has succeeded.
   void ResumeJob(uint64_t job, ResumeOptions options, JobCallback done);
   void FailJob(uint64_t job, quern::v1::JobError error, JobCallback done);
+  // How long to wait after so many failures of the same thing: retry_backoff, doubled with each further one, up to max_retry_backoff.
+  absl::Duration RetryWait(uint32_t failures) const;
   // Of a job that on_ready named.
   void FinishJob(uint64_t job, std::vector<quern::v1::Mismatch> mismatches, JobCallback done);
   // Forgets the job in any state; workers are told to stop what they still run of it.
