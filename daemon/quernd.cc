@@ -22,6 +22,9 @@
 #include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "base/subprocess.h"
+#include "base/telemetry/json_log.h"
+#include "base/telemetry/metrics_server.h"
+#include "base/telemetry/process_metrics.h"
 #include "daemon/coordinator_metrics.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/coordinator.h"
@@ -33,9 +36,6 @@
 #include "spdlog/async.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
-#include "telemetry/json_log.h"
-#include "telemetry/metrics_server.h"
-#include "telemetry/process_metrics.h"
 
 namespace quern::daemon {
 namespace {

@@ -14,7 +14,7 @@ namespace quern::daemon {
 namespace {
 
 // To look at a few thousand descriptors takes less than a millisecond; a flood is not to cost that for each of its connections.
-constexpr absl::Duration kLookAgain = absl::Milliseconds(50);
+constexpr absl::Duration kRecount = absl::Milliseconds(50);
 constexpr size_t kPrefixBytes = 8;
 
 std::string Text(int family, const void* address) {
@@ -50,7 +50,7 @@ bool ConnectionCounts::Admits(const std::string& name) {
   Peer& peer = found->second;
   if (peer.connections.size() < most_) return true;
   const absl::Duration now = clock_->Monotonic();
-  if (now - peer.looked_at < kLookAgain) return false;
+  if (now - peer.looked_at < kRecount) return false;
   peer.looked_at = now;
   const std::vector<int> connections(peer.connections.begin(), peer.connections.end());
   size_t left = connections.size();

@@ -96,7 +96,7 @@ class Acceptor {
   LogLimiter log_;
   LogLimiter refused_;  // apart: a flood of those that are let in is not to hide them
   Counter accepted_, not_accepted_;
-  int first_ = 0;       // the mark
+  int first_ = 0;  // the mark
   int most_ = 0;
   std::unique_ptr<ConnectionCounts> peers_;
   std::vector<Port> ports_;
