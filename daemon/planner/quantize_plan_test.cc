@@ -31,7 +31,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kMicro[] = "tests/data/laguna-micro";
 
 std::map<std::string, TensorFate> FatesByName(const Plan& plan) {

@@ -28,21 +28,12 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kInt4[] = "{scheme: W4A16, group_size: 32}";
 
 Plan PlanOf(const std::string& source, absl::string_view recipe) {
   absl::StatusOr<Plan> plan = MakePlan(QuantizeJob(source, recipe), false);
   EXPECT_THAT(plan, IsOk());
   return plan.ok() ? *std::move(plan) : Plan();
-}
-
-quern::v1::JobSpec DequantizeJob(const std::string& source, const std::string& dtype = "") {
-  quern::v1::JobSpec job;
-  job.set_operation(quern::v1::DEQUANTIZE);
-  job.mutable_dequantize()->set_source(source);
-  job.mutable_dequantize()->set_dtype(dtype);
-  return job;
 }
 
 std::map<std::string, QuantizeUnit> Units(const Plan& plan) {

@@ -112,6 +112,14 @@ inline quern::v1::JobSpec QuantizeJob(const std::string& source, absl::string_vi
   return job;
 }
 
+inline quern::v1::JobSpec DequantizeJob(const std::string& source, const std::string& dtype = "") {
+  quern::v1::JobSpec job;
+  job.set_operation(quern::v1::DEQUANTIZE);
+  job.mutable_dequantize()->set_source(source);
+  job.mutable_dequantize()->set_dtype(dtype);
+  return job;
+}
+
 }  // namespace quern::daemon
 
 #endif  // QUERN_DAEMON_PLANNER_TEST_CHECKPOINT_H_

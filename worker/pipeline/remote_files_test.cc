@@ -25,8 +25,6 @@ namespace {
 using testing::HasSubstr;
 
 constexpr char kElsewhere[] = "/elsewhere";
-constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
-constexpr char kSmallGroups[] = "int5 group=8 asymmetric observer=minmax numerics=reference";
 
 // Runs what it is given, one after the other, on a thread of its own.
 class Errands {

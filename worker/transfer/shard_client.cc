@@ -16,14 +16,12 @@ namespace {
 using quern::v1::WriteShardRequest;
 using quern::v1::WriteShardResponse;
 
-constexpr absl::Duration kPoll = absl::Milliseconds(50);
+constexpr absl::Duration kFinishPoll = absl::Milliseconds(50);
 
 }  // namespace
 
 ShardClient::ShardClient(DataStub stub, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop, const LinkOptions& options)
-    : ResumingStream([stub](grpc::ClientContext* context) { return stub->WriteShard(context); }, options),
-      attempt_(attempt),
-      stop_(stop) {}
+    : ResumingStream([stub](grpc::ClientContext* context) { return stub->WriteShard(context); }, options), attempt_(attempt), stop_(stop) {}
 
 ShardClient::~ShardClient() { Close(); }
 
@@ -59,7 +57,7 @@ absl::Status ShardClient::Finish(const std::string& sha256) {
   sha256_ = sha256;
   Start();
   while (!finished_ && failure_.ok()) {
-    changed_.WaitFor(&mutex_, kPoll);
+    changed_.WaitFor(&mutex_, kFinishPoll);
     if (*stop_) return absl::CancelledError("the task was stopped");
   }
   return failure_;
