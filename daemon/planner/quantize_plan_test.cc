@@ -39,10 +39,6 @@ std::map<std::string, TensorFate> FatesByName(const Plan& plan) {
   return fates;
 }
 
-std::vector<std::string> Warnings(const Plan& plan) { return {plan.summary.warnings().begin(), plan.summary.warnings().end()}; }
-
-std::vector<std::string> Ignored(const Plan& plan) { return nlohmann::json::parse(plan.summary.quantization_config())["ignore"]; }
-
 // What every plan of a checkpoint must keep: each tensor once, headers that read back, units without holes, figures that add up.
 void CheckInvariants(const Plan& plan, const std::string& source) {
   QUERN_ASSERT_OK_AND_ASSIGN(const checkpoint::Checkpoint checkpoint, checkpoint::Checkpoint::Open(source));

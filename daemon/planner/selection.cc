@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "base/status_macros.h"
 #include "daemon/planner/module_names.h"
+#include "daemon/planner/shape_text.h"
 #include "daemon/planner/stack_experts.h"
 
 namespace quern::daemon {
@@ -37,7 +38,6 @@ struct Candidate {
   std::string default_reason;
 };
 
-std::string ShapeText(const std::vector<uint64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
 std::string ShapeText(const SourceWeight& weight) { return absl::StrCat("[", weight.rows, ", ", weight.cols, "]"); }
 
 Candidate Classify(const SourceModule& module, const checkpoint::Checkpoint& checkpoint) {

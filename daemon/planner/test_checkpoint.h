@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -119,6 +120,9 @@ inline quern::v1::JobSpec DequantizeJob(const std::string& source, const std::st
   job.mutable_dequantize()->set_dtype(dtype);
   return job;
 }
+
+inline std::vector<std::string> Warnings(const Plan& plan) { return {plan.summary.warnings().begin(), plan.summary.warnings().end()}; }
+inline std::vector<std::string> Ignored(const Plan& plan) { return nlohmann::json::parse(plan.summary.quantization_config())["ignore"]; }
 
 }  // namespace quern::daemon
 
