@@ -88,7 +88,7 @@ class FakeFetcher : public RangeFetcher {
       }
     }
     if (hangs) return done(absl::CancelledError("cancelled"));
-    errands_.Run([=, this] {
+    errands_.Run([=] {
       const absl::StatusOr<UniqueFd> fd = OpenFile(Here(path), O_RDONLY);
       done(fd.ok() ? ReadExactly(fd->get(), offset, data, size, path) : fd.status());
     });
