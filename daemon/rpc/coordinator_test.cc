@@ -32,6 +32,7 @@
 #include "daemon/rpc/commit_check.h"
 #include "daemon/rpc/server.h"
 #include "daemon/rpc/status.h"
+#include "daemon/rpc/test_error_info.h"
 #include "grpcpp/grpcpp.h"
 #include "nlohmann/json.hpp"
 #include "quant/numerics_version.h"
@@ -56,15 +57,6 @@ std::string Cwd() {
   char path[4096];
   EXPECT_NE(getcwd(path, sizeof(path)), nullptr);
   return path;
-}
-
-std::string ReasonIn(const grpc::Status& status) {
-  quern::v1::ErrorStatus details;
-  quern::v1::ErrorInfo info;
-  if (!details.ParseFromString(status.error_details()) || details.details_size() != 1) return "";
-  EXPECT_EQ(details.details(0).type_url(), "type.googleapis.com/google.rpc.ErrorInfo");
-  EXPECT_TRUE(info.ParseFromString(details.details(0).value()));
-  return info.reason();
 }
 
 class CoordinatorTest : public testing::Test {

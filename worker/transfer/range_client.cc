@@ -22,7 +22,7 @@ using quern::v1::ReadSourceResponse;
 constexpr size_t kMostRanges = 512;
 // Long enough to digest a large header from a slow disk.
 constexpr absl::Duration kCheckTimeout = absl::Seconds(30);
-constexpr absl::Duration kPoll = absl::Milliseconds(50);
+constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
 
 absl::Status Garbled(absl::string_view what) { return absl::UnavailableError(absl::StrCat("the coordinator's answer is garbled: ", what)); }
 
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<uint64_t>> RangeClient::Check(const std::vector<std::
     const absl::Duration until = Clock::Real()->Monotonic() + pause;
     pause = std::min(2 * pause, options_.longest_pause);
     MutexLock lock(&mutex_);
-    while (!*stop_ && Clock::Real()->Monotonic() < until) changed_.WaitFor(&mutex_, kPoll);
+    while (!*stop_ && Clock::Real()->Monotonic() < until) changed_.WaitFor(&mutex_, kStopPoll);
     if (*stop_) return absl::CancelledError("the task was stopped");
   }
 }
