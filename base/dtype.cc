@@ -7,14 +7,14 @@
 namespace quern {
 namespace {
 
-struct Entry {
+struct DTypeEntry {
   DType dtype;
   absl::string_view name;
   int bits;
 };
 
 // In the order of the enum.
-constexpr Entry kEntries[] = {
+constexpr DTypeEntry kDTypeEntries[] = {
     {DType::kBool, "BOOL", 8},
     {DType::kU8, "U8", 8},
     {DType::kI8, "I8", 8},
@@ -39,14 +39,14 @@ constexpr Entry kEntries[] = {
     {DType::kF6E3M2, "F6_E3M2", 6},
 };
 
-const Entry& Find(DType dtype) { return kEntries[static_cast<int>(dtype)]; }
+const DTypeEntry& Find(DType dtype) { return kDTypeEntries[static_cast<int>(dtype)]; }
 
 }  // namespace
 
 absl::string_view DTypeName(DType dtype) { return Find(dtype).name; }
 
 absl::StatusOr<DType> ParseDType(absl::string_view name) {
-  for (const Entry& entry : kEntries) {
+  for (const DTypeEntry& entry : kDTypeEntries) {
     if (entry.name == name) return entry.dtype;
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown dtype \"", name, "\""));

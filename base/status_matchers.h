@@ -12,6 +12,8 @@
 
 namespace quern {
 
+inline constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;  // what most refusals are
+
 inline const absl::Status& ToStatus(const absl::Status& status) { return status; }
 template <typename T>
 const absl::Status& ToStatus(const absl::StatusOr<T>& status) {

@@ -22,7 +22,6 @@ using testing::Not;
 using testing::NotNull;
 using testing::Pair;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kNotFound = absl::StatusCode::kNotFound;
 constexpr absl::string_view kConfig = R"({"model_type": "llama", "num_hidden_layers": 1})";
 

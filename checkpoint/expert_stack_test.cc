@@ -11,8 +11,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 ModelConfig Config(absl::string_view model_type, uint64_t hidden, uint64_t intermediate) {
   ModelConfig config;
   config.model_type = std::string(model_type);

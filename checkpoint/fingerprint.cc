@@ -23,7 +23,7 @@ namespace {
 constexpr uint64_t kSamples = 64;
 constexpr uint64_t kSampleBytes = 4 * kKiB;
 constexpr size_t kChunkBytes = kMiB;
-constexpr uint64_t kLengthBytes = 8;
+constexpr uint64_t kHeaderLengthBytes = 8;
 
 // The finalizer of splitmix64.
 uint64_t Mix(uint64_t x) {
@@ -46,18 +46,18 @@ absl::StatusOr<std::string> HashPrefix(int fd, uint64_t size, const std::string&
 }
 
 absl::StatusOr<std::string> HashHeader(int fd, uint64_t file_size, const std::string& path) {
-  unsigned char bytes[kLengthBytes];
-  if (file_size < kLengthBytes) {
+  unsigned char bytes[kHeaderLengthBytes];
+  if (file_size < kHeaderLengthBytes) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": a file of ", file_size, " bytes is no safetensors file"));
   }
   QUERN_RETURN_IF_ERROR(ReadExactly(fd, 0, bytes, sizeof(bytes), path));
   uint64_t length = 0;
-  for (uint64_t i = 0; i < kLengthBytes; ++i) length |= uint64_t{bytes[i]} << (8 * i);
-  if (length > kMaxHeaderBytes || length > file_size - kLengthBytes) {
+  for (uint64_t i = 0; i < kHeaderLengthBytes; ++i) length |= uint64_t{bytes[i]} << (8 * i);
+  if (length > kMaxHeaderBytes || length > file_size - kHeaderLengthBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": a header of ", length, " bytes does not fit a safetensors file of ", file_size, " bytes"));
   }
-  return HashPrefix(fd, kLengthBytes + length, path);
+  return HashPrefix(fd, kHeaderLengthBytes + length, path);
 }
 
 absl::StatusOr<std::string> HashSamples(int fd, uint64_t file_size, const std::string& path) {

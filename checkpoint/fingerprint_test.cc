@@ -15,8 +15,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 // A file large enough to be sampled in part.
 std::string LargeFile(char fill) { return MakeSafetensors({{"a.weight", DType::kBF16, {1024, 1024}}}, fill); }
 

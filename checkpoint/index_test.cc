@@ -14,8 +14,6 @@ using testing::HasSubstr;
 using testing::Optional;
 using testing::Pair;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 TEST(IndexTest, ReadsMapAndMetadata) {
   QUERN_ASSERT_OK_AND_ASSIGN(const ShardIndex index, ParseShardIndex(R"({"metadata": {"total_size": 10, "total_parameters": 5.0, "x": [1]},
       "weight_map": {"b": "model-00001-of-000163.safetensors", "a": "0.safetensors"}, "more": {}})",

@@ -9,8 +9,6 @@ namespace {
 using testing::HasSubstr;
 using testing::Optional;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 TEST(JsonTextTest, AcceptsJsonAndPythonsNumbers) {
   for (const char* text : {"{}", " [1, -0.5e+3, true, false, null] ", R"("a\u00e9\ud83d\ude00\n")", "Infinity", "-Infinity", "NaN", "0",
                            "-0", "{\"a\": [Infinity, {\"b\": NaN}]}\n", "\"gr\xc3\xb6\xc3\x9f\x65\""}) {

@@ -12,8 +12,6 @@ using testing::Eq;
 using testing::HasSubstr;
 using testing::Optional;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 TEST(ModelConfigTest, ReadsTheTrainedLaguna) {
   QUERN_ASSERT_OK_AND_ASSIGN(const std::string text, ReadFileToString("tests/data/laguna-micro/config.json"));
   QUERN_ASSERT_OK_AND_ASSIGN(const ModelConfig config, ParseModelConfig(text, "config.json"));

@@ -17,8 +17,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Pair;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 // Parses `json` as the header of a file with `data_size` bytes of data.
 absl::StatusOr<SafetensorsHeader> Parse(absl::string_view json, uint64_t data_size) {
   return ParseSafetensorsHeader(json, 8 + json.size() + data_size, "dir/a.safetensors");

@@ -353,7 +353,7 @@ struct SyntheticFamily {
   SyntheticModel (*describe)(const Dimensions& d);
 };
 
-constexpr SyntheticFamily kFamilies[] = {
+constexpr SyntheticFamily kSyntheticFamilies[] = {
     {"laguna", {.layers = 48, .experts = 256, .hidden = 3072, .intermediate = 1024, .vocab = 100352}, Laguna},
     {"qwen3_moe", {.layers = 48, .experts = 128, .hidden = 2048, .intermediate = 768, .vocab = 151936}, Qwen3Moe},
     {"mixtral", {.layers = 32, .experts = 8, .hidden = 4096, .intermediate = 14336, .vocab = 32000}, Mixtral},
@@ -364,7 +364,7 @@ constexpr SyntheticFamily kFamilies[] = {
 
 absl::StatusOr<SyntheticModel> DescribeSynthetic(const SyntheticOptions& options) {
   std::vector<absl::string_view> known;
-  for (const SyntheticFamily& family : kFamilies) {
+  for (const SyntheticFamily& family : kSyntheticFamilies) {
     if (family.name == options.family) {
       QUERN_ASSIGN_OR_RETURN(const Dimensions dimensions, MakeDimensions(options, family.full));
       return family.describe(dimensions);

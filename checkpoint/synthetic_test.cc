@@ -14,8 +14,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Optional;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 using Shapes = std::map<std::string, std::vector<uint64_t>>;
 
 Shapes ShapesOf(const SyntheticModel& model) {

@@ -10,10 +10,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/byte_size.h"
+#include "base/channel/await_connected.h"
+#include "base/channel/deadline.h"
 #include "base/data_plane.h"
 #include "base/status_macros.h"
 #include "base/worker_name.h"
-#include "channel/await_connected.h"
 #include "client/exit_code.h"
 
 namespace quern::client {
@@ -57,7 +58,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
                                                               absl::Duration timeout) {
   if (const absl::Status usable = CheckChannelSecurity(address, security); !usable.ok()) return UsageError(usable.message());
   std::shared_ptr<grpc::Channel> channel = MakeChannel(address, security);
-  if (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout))) {
+  if (!channel->WaitForConnected(DeadlineIn(timeout))) {
     if (security.tls.all()) {
       return absl::UnavailableError(
           absl::StrCat("no coordinator answers at ", address, ", or one whose certificate ", security.tls.authority,

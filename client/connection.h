@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "channel/credentials.h"
+#include "base/channel/credentials.h"
 #include "client/interrupt.h"
 #include "quern/v1/jobs.grpc.pb.h"
 

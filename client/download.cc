@@ -17,10 +17,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/byte_size.h"
+#include "base/channel/await_connected.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status_macros.h"
-#include "channel/await_connected.h"
 #include "client/connection.h"
 
 namespace quern::client {

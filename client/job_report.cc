@@ -19,7 +19,6 @@ namespace {
 using quern::v1::Job;
 using quern::v1::JobSpec;
 
-constexpr Table::Align kRight = Table::Align::kRight;
 // A damaged output can have as many mismatches as tensors.
 constexpr int kMismatchesShown = 50;
 

@@ -93,7 +93,6 @@ std::string FormatManifestSummary(const ManifestSummary& summary) {
   std::string text =
       absl::StrCat(FormatCount(summary.files), " files, ", FormatByteSize(summary.bytes), "; ", FormatCount(summary.copied),
                    " tensors copied", summary.dropped > 0 ? absl::StrCat(", ", FormatCount(summary.dropped), " dropped") : "", "\n");
-  constexpr Table::Align kRight = Table::Align::kRight;
   if (!summary.schemes.empty()) {
     Table table({{"SCHEME"}, {"MODULES", kRight}, {"WEIGHTS", kRight}, {"SQNR", kRight}, {"MAX ERROR", kRight}});
     for (const auto& [name, scheme] : summary.schemes) {

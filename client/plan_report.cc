@@ -22,7 +22,6 @@ namespace {
 using google::protobuf::RepeatedPtrField;
 using quern::v1::TensorFate;
 
-constexpr Table::Align kRight = Table::Align::kRight;
 constexpr char kHole = '\0';  // stands for a number in the template of a name
 
 std::string FateName(TensorFate::Fate fate) { return absl::AsciiStrToLower(TensorFate::Fate_Name(fate)); }

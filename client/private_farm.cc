@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/channel/deadline.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "client/connection.h"
@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<PrivateFarm>> PrivateFarm::Start(const Options& o
   QUERN_RETURN_IF_ERROR(farm->StartCoordinator());
   const std::shared_ptr<grpc::Channel> channel = MakeChannel(farm->Address());
   const absl::Duration deadline = clock->Monotonic() + kStartTimeout;
-  while (!channel->WaitForConnected(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kPoll))) {
+  while (!channel->WaitForConnected(DeadlineIn(kPoll))) {
     ExitState state;
     QUERN_ASSIGN_OR_RETURN(const bool ended, farm->coordinator_->Poll(&state));
     if (ended)

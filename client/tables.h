@@ -30,6 +30,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+inline constexpr Table::Align kRight = Table::Align::kRight;
+
 }  // namespace quern::client
 
 #endif  // QUERN_CLIENT_TABLES_H_

@@ -5,8 +5,6 @@
 namespace quern::client {
 namespace {
 
-constexpr Table::Align kRight = Table::Align::kRight;
-
 TEST(TablesTest, ColumnsAreAlignedAndLinesHaveNoTrailingSpaces) {
   Table table({{"FILE"}, {"SIZE", kRight}, {"NOTE"}});
   table.AddRow({"model.safetensors", "7 B", ""});

@@ -15,12 +15,16 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/file_roots.h"
 #include "base/status_macros.h"
 #include "base/subprocess.h"
+#include "base/telemetry/json_log.h"
+#include "base/telemetry/metrics_server.h"
+#include "base/telemetry/process_metrics.h"
 #include "daemon/coordinator_metrics.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/coordinator.h"
@@ -32,9 +36,6 @@
 #include "spdlog/async.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
-#include "telemetry/json_log.h"
-#include "telemetry/metrics_server.h"
-#include "telemetry/process_metrics.h"
 
 namespace quern::daemon {
 namespace {
@@ -174,6 +175,13 @@ int Main(int argc, char** argv) {
   app.add_option("--max-connections", flags.server.limits.connections, "Connections that may be open at a time")
       ->check(CLI::Range(1, 50000))
       ->capture_default_str();
+  app.add_option("--max-connections-per-address", flags.server.limits.connections_per_peer,
+                 "Of one address, or one user of a unix socket (default three quarters of --max-connections)")
+      ->check(CLI::Range(1, 50000));
+  app.add_option("--max-calls-per-client", flags.server.limits.calls_per_caller,
+                 "Calls that one token and certificate may have open at a time")
+      ->check(CLI::Range(1, 50000))
+      ->capture_default_str();
   app.add_option("--allow-root", flags.allow_roots, "Directory below which clients may name sources and outputs; may be repeated");
   app.add_option("--metrics-listen", flags.metrics_address,
                  "host:port for Prometheus (GET /metrics); without TLS and tokens, so best a loopback address (default: none)")
@@ -228,6 +236,8 @@ int Main(int argc, char** argv) {
   }
   flags.server.socket_mode = flags.socket_mode == "0600" ? 0600 : 0660;
   flags.server.log = [](const std::string& line) { spdlog::info("{}", line); };
+  // Abseil as distributions build it keeps a graph of all mutexes that a thread holds, and gRPC locks some at each call.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Plans are large and short-lived: with an arena for each thread they would stay.
   mallopt(M_ARENA_MAX, 2);
   sigset_t signals;

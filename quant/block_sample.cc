@@ -6,14 +6,14 @@
 namespace quern::quant {
 namespace {
 
-constexpr int64_t kGroup = 16;
+constexpr int64_t kBlockColumns = 16;
 // Blocks times candidates for the global scale: how long the search takes.
 constexpr int64_t kTrials = 16 * kSampledBlocks;
 constexpr int64_t kLeastCandidates = 16, kMostCandidates = 1024;
 // So many blocks are tried with all that nvfp4_expanded_mse could come to.
 constexpr int64_t kFewBlocks = 8;
 
-size_t BlockBytes(ElementType element) { return static_cast<size_t>(kGroup) * (element == ElementType::kF32 ? 4 : 2); }
+size_t BlockBytes(ElementType element) { return static_cast<size_t>(kBlockColumns) * (element == ElementType::kF32 ? 4 : 2); }
 
 // Sampled blocks of one element type.
 struct Part {
@@ -34,16 +34,16 @@ bool BlockSample::Before(const Block& a, const Block& b) {
 void BlockSample::Observe(const FloatTile& tile, int64_t row, int64_t block, float* amax) {
   constexpr int64_t kPart = 256;  // blocks
   const auto bytes = static_cast<int64_t>(BlockBytes(tile.element));
-  const int64_t blocks = tile.columns / kGroup;
+  const int64_t blocks = tile.columns / kBlockColumns;
   for (int64_t r = 0; r < tile.rows; ++r) {
     for (int64_t begin = 0; begin < blocks; begin += kPart) {
       FloatTile part = tile;
       part.rows = 1;
-      part.columns = std::min(kPart, blocks - begin) * kGroup;
+      part.columns = std::min(kPart, blocks - begin) * kBlockColumns;
       part.elements += r * tile.element_stride + begin * bytes;
       float largest[kPart] = {};
       ObserveAmax(part, largest, 0);
-      for (int64_t i = 0; i < part.columns / kGroup; ++i) {
+      for (int64_t i = 0; i < part.columns / kBlockColumns; ++i) {
         if (largest[i] == 0) continue;
         *amax = std::max(*amax, largest[i]);
         Add(largest[i], row + r, block + begin + i, tile.element, part.elements + i * bytes);
@@ -119,8 +119,8 @@ float BlockSample::BestGlobalScale(const scalar::FloatFormat& format, float amax
       tile.format = format;
       tile.element = part.element;
       tile.rows = 1;
-      tile.columns = static_cast<int64_t>(part.amax.size()) * kGroup;
-      tile.group = kGroup;
+      tile.columns = static_cast<int64_t>(part.amax.size()) * kBlockColumns;
+      tile.group = kBlockColumns;
       tile.set_scale = candidate;
       tile.elements = part.elements.data();
       tile.element_stride = static_cast<int64_t>(part.elements.size());

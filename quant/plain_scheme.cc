@@ -8,7 +8,7 @@ namespace quern::quant {
 namespace {
 
 // Segments of so many columns begin where the error lanes of a row and the kernels' units begin.
-constexpr int64_t kColumns = 32;
+constexpr int64_t kPlainColumns = 32;
 
 // Nothing is gathered.
 class NoStatistics : public Statistics {
@@ -32,14 +32,14 @@ absl::StatusOr<std::vector<Region>> PlainScheme::Regions(DType dtype, Shape2D sh
   return std::vector<Region>{weight};
 }
 
-int64_t PlainScheme::ColumnMultiple() const { return kColumns; }
+int64_t PlainScheme::ColumnMultiple() const { return kPlainColumns; }
 double PlainScheme::EffectiveBits(DType, Shape2D) const { return BitsPerElement(plain_); }
 bool PlainScheme::NeedsStatistics(Shape2D, Shape2D) const { return false; }
 std::unique_ptr<Statistics> PlainScheme::NewStatistics(Shape2D) const { return std::make_unique<NoStatistics>(); }
 absl::Status PlainScheme::Observe(const Tile&, const ModuleInputs&, Statistics&) const { return absl::OkStatus(); }
 
 absl::StatusOr<PlainTile> PlainScheme::Resolve(const Tile& tile, absl::Span<const RegionBuffer> regions) const {
-  QUERN_RETURN_IF_ERROR(CheckTile(tile, RowMultiple(), kColumns));
+  QUERN_RETURN_IF_ERROR(CheckTile(tile, RowMultiple(), kPlainColumns));
   if (regions.size() != 1) {
     return absl::InternalError(absl::StrCat("scheme \"", spec_.ToString(), "\" has 1 region, not ", regions.size()));
   }

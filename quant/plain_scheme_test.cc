@@ -20,7 +20,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+constexpr DType kPlainDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 const Scheme& To(DType dtype) { return **Scheme::For(*PlainSpec(dtype)); }
 
@@ -40,7 +40,7 @@ std::vector<T> ValuesOf(const std::string& bytes) {
 }
 
 TEST(PlainSchemeTest, TextsAreCanonical) {
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kPlainDTypes) {
     QUERN_ASSERT_OK_AND_ASSIGN(const SchemeSpec spec, PlainSpec(dtype));
     EXPECT_EQ(PlainDType(spec), dtype);
     QUERN_ASSERT_OK_AND_ASSIGN(const SchemeSpec parsed, SchemeSpec::Parse(spec.ToString()));
@@ -82,7 +82,7 @@ TEST(PlainSchemeTest, ValuesAreRoundedToNearestEven) {
 }
 
 TEST(PlainSchemeTest, TheSameDTypeKeepsEveryBit) {
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kPlainDTypes) {
     const TestWeight weight = RandomWeight(dtype, {35, 77}, 5);
     QUERN_ASSERT_OK_AND_ASSIGN(const EncodedWeight encoded, EncodeWeight(To(dtype), weight, Tiling()));
     EXPECT_TRUE(encoded.data[0] == weight.bytes);
@@ -91,8 +91,8 @@ TEST(PlainSchemeTest, TheSameDTypeKeepsEveryBit) {
 }
 
 TEST(PlainSchemeTest, AnyTilesAndTargetsGiveWhatTheDefinitionGives) {
-  for (const DType from : kDTypes) {
-    for (const DType to : kDTypes) {
+  for (const DType from : kPlainDTypes) {
+    for (const DType to : kPlainDTypes) {
       SCOPED_TRACE(absl::StrCat(std::string(DTypeName(from)), " to ", std::string(DTypeName(to))));
       const Scheme& scheme = To(to);
       const TestWeight weight = RandomWeight(from, {67, 333}, 7);
@@ -142,7 +142,7 @@ TEST(PlainSchemeTest, WhatCannotBeHeldFailsNamingThePlaceOrIsReplaced) {
   values[2 * 70 + 66] = 0.5f;
   values[70 + 3] = std::numeric_limits<float>::quiet_NaN();
   values[70 + 4] = std::numeric_limits<float>::infinity();
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kPlainDTypes) {
     EXPECT_THAT(EncodeWeight(To(dtype), Weight(values, 70), Tiling()),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("row 1, column 3 is NaN")));
     QUERN_ASSERT_OK_AND_ASSIGN(EncodedWeight encoded, EncodeWeight(To(dtype), Weight(values, 70), Tiling(), NonfinitePolicy::kClamp));

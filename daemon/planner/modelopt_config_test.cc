@@ -23,7 +23,7 @@ SchemeSpec ModelOpt(absl::string_view preset) { return *quant::ToModelOpt(*quant
 
 ConfigModule Module(std::string name, int scheme) { return {std::move(name), "", Role::kMlp, false, scheme}; }
 
-ModelOptConfigs Build(const std::vector<SchemeSpec>& schemes, const std::vector<ConfigModule>& modules) {
+ModelOptConfigs BuildChecked(const std::vector<SchemeSpec>& schemes, const std::vector<ConfigModule>& modules) {
   absl::StatusOr<ModelOptConfigs> configs = BuildModelOptConfigs(schemes, modules);
   EXPECT_THAT(configs, IsOk());
   if (!configs.ok()) return {};
@@ -34,9 +34,9 @@ ModelOptConfigs Build(const std::vector<SchemeSpec>& schemes, const std::vector<
 }
 
 TEST(ModelOptConfig, UniformTexts) {
-  const ModelOptConfigs configs =
-      Build({ModelOpt("NVFP4A16")},
-            {Module("model.layers.10.mlp.up_proj", -1), Module("model.layers.2.mlp.up_proj", -1), Module("model.layers.0.mlp.up_proj", 0)});
+  const ModelOptConfigs configs = BuildChecked(
+      {ModelOpt("NVFP4A16")},
+      {Module("model.layers.10.mlp.up_proj", -1), Module("model.layers.2.mlp.up_proj", -1), Module("model.layers.0.mlp.up_proj", 0)});
   EXPECT_EQ(configs.hf_quant_config, R"json({
     "producer": {
         "name": "modelopt",
@@ -62,7 +62,7 @@ TEST(ModelOptConfig, UniformTexts) {
 
 TEST(ModelOptConfig, EachAlgorithm) {
   const auto algorithm = [](absl::string_view preset) {
-    const Json file = Json::parse(Build({ModelOpt(preset)}, {Module("a.b", 0)}).hf_quant_config);
+    const Json file = Json::parse(BuildChecked({ModelOpt(preset)}, {Module("a.b", 0)}).hf_quant_config);
     EXPECT_EQ(file["quantization"].contains("group_size"), absl::StrContains(preset, "NVFP4"));
     return file["quantization"]["quant_algo"].get<std::string>();
   };
@@ -74,9 +74,9 @@ TEST(ModelOptConfig, EachAlgorithm) {
 }
 
 TEST(ModelOptConfig, MixedNumbersGroupsInTheOrderOfTheLayers) {
-  const ModelOptConfigs configs = Build({ModelOpt("NVFP4A16"), ModelOpt("FP8_DYNAMIC")},
-                                        {Module("model.layers.0.mlp.up_proj", 1), Module("model.layers.10.mlp.up_proj", 0),
-                                         Module("model.layers.2.mlp.up_proj", 0), Module("lm_head", -1)});
+  const ModelOptConfigs configs = BuildChecked({ModelOpt("NVFP4A16"), ModelOpt("FP8_DYNAMIC")},
+                                               {Module("model.layers.0.mlp.up_proj", 1), Module("model.layers.10.mlp.up_proj", 0),
+                                                Module("model.layers.2.mlp.up_proj", 0), Module("lm_head", -1)});
   const Json config = Json::parse(configs.quantization_config);
   EXPECT_EQ(config["quant_algo"], "MIXED_PRECISION");
   EXPECT_EQ(config["config_groups"]["group_0"]["targets"], Json::array({"model.layers.0.mlp.up_proj"}));
@@ -89,21 +89,21 @@ TEST(ModelOptConfig, MixedNumbersGroupsInTheOrderOfTheLayers) {
 
 TEST(ModelOptConfig, NoExcludedNameStandsWithinAQuantizedOne) {
   for (const char* name : {"model.layers.1.mlp.gate", "layers.1.mlp.gate_proj", "ers.1.mlp.gate", "gate", "odel"}) {
-    const ModelOptConfigs configs = Build(
+    const ModelOptConfigs configs = BuildChecked(
         {ModelOpt("NVFP4A16")}, {Module("model.layers.1.mlp.gate_proj", 0), Module(name, -1), Module("model.layers.11.mlp.gate_proj", -1)});
     const Json config = Json::parse(configs.quantization_config);
     EXPECT_EQ(config["quant_algo"], "MIXED_PRECISION") << name;
     EXPECT_EQ(config["ignore"], Json::array({"model.layers.11.mlp.gate_proj"})) << name;
   }
   // The other way round is no problem.
-  const ModelOptConfigs configs = Build({ModelOpt("NVFP4A16")}, {Module("a.gate", 0), Module("a.gate_proj", -1)});
+  const ModelOptConfigs configs = BuildChecked({ModelOpt("NVFP4A16")}, {Module("a.gate", 0), Module("a.gate_proj", -1)});
   EXPECT_EQ(Json::parse(configs.quantization_config)["quant_algo"], "W4A16_NVFP4");
 }
 
 TEST(ModelOptConfig, CheckFindsEachKindOfDifference) {
   const std::vector<SchemeSpec> schemes = {ModelOpt("NVFP4A16"), ModelOpt("FP8_DYNAMIC")};
   const std::vector<ConfigModule> modules = {Module("a.up_proj", 0), Module("a.q_proj", 1), Module("lm_head", -1)};
-  const ModelOptConfigs configs = Build(schemes, modules);
+  const ModelOptConfigs configs = BuildChecked(schemes, modules);
   const auto check = [&](const std::vector<ConfigModule>& of) {
     return *CheckModelOptConfigs(configs.hf_quant_config, configs.quantization_config, schemes, of, 100);
   };
@@ -111,7 +111,7 @@ TEST(ModelOptConfig, CheckFindsEachKindOfDifference) {
   EXPECT_THAT(check({Module("a.up_proj", -1)}), ElementsAre(HasSubstr("is not quantized")));
   EXPECT_THAT(check({Module("lm_head", 0)}), Contains(HasSubstr("is quantized, but")));
   EXPECT_THAT(check({Module("model.lm_head_2", 0)}), Contains(HasSubstr("says that it is not")));
-  const ModelOptConfigs other = Build({schemes[0]}, {Module("a.up_proj", 0), Module("lm_head", -1)});
+  const ModelOptConfigs other = BuildChecked({schemes[0]}, {Module("a.up_proj", 0), Module("lm_head", -1)});
   EXPECT_THAT(*CheckModelOptConfigs(other.hf_quant_config, configs.quantization_config, schemes, {}, 100),
               ElementsAre(HasSubstr("converter")));
   EXPECT_THAT(*CheckModelOptConfigs(other.hf_quant_config, other.quantization_config, schemes, {Module("model.lm_head", 0)}, 100),

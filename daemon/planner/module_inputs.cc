@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "checkpoint/fingerprint.h"
+#include "daemon/planner/shape_text.h"
 
 namespace quern::daemon {
 namespace {
@@ -21,10 +22,6 @@ constexpr char kActivationScales[] = "--activation-scales";
 constexpr char kImportance[] = "--importance";
 constexpr size_t kNamesShown = 5;
 constexpr float kTooLargeForF16 = 65520;  // rounds to infinity
-
-std::string ShapeText(const checkpoint::TensorInfo& info) {
-  return absl::StrCat(DTypeName(info.dtype), " [", absl::StrJoin(info.shape, ", "), "]");
-}
 
 }  // namespace
 
@@ -103,7 +100,8 @@ absl::Status ModuleInputs::AddTo(const InputModule& module, const quant::Scheme&
     QUERN_ASSIGN_OR_RETURN(const checkpoint::TensorInfo* const info, Find(activation_scales_, kActivationScales, module));
     const std::string& path = activation_scales_->source.path();
     if (info->dtype != DType::kF32 || info->elements() != 1) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", ShapeText(*info), "; an amax is one F32"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": ", info->name, " is ", DTypeName(info->dtype), " ", ShapeText(*info), "; an amax is one F32"));
     }
     QUERN_ASSIGN_OR_RETURN(const std::vector<float> values, ReadFloats(*activation_scales_, *info));
     const float amax = values[0];
@@ -122,8 +120,8 @@ absl::Status ModuleInputs::AddTo(const InputModule& module, const quant::Scheme&
   QUERN_ASSIGN_OR_RETURN(const checkpoint::TensorInfo* const info, Find(importance_, kImportance, module));
   const std::string& path = importance_->source.path();
   if (info->dtype != DType::kF32 || info->shape.size() != 1 || info->shape[0] != module.columns) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", ShapeText(*info), "; ", module.name, " has ",
-                                                   module.columns, " input channels in F32"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", DTypeName(info->dtype), " ", ShapeText(*info), "; ",
+                                                   module.name, " has ", module.columns, " input channels in F32"));
   }
   QUERN_ASSIGN_OR_RETURN(const std::vector<float> values, ReadFloats(*importance_, *info));
   for (size_t i = 0; i < values.size(); ++i) {

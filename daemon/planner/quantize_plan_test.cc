@@ -31,7 +31,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kMicro[] = "tests/data/laguna-micro";
 
 std::map<std::string, TensorFate> FatesByName(const Plan& plan) {
@@ -39,10 +38,6 @@ std::map<std::string, TensorFate> FatesByName(const Plan& plan) {
   for (const TensorFate& fate : TensorFates(plan)) EXPECT_TRUE(fates.emplace(fate.tensor(), fate).second) << fate.tensor() << " twice";
   return fates;
 }
-
-std::vector<std::string> Warnings(const Plan& plan) { return {plan.summary.warnings().begin(), plan.summary.warnings().end()}; }
-
-std::vector<std::string> Ignored(const Plan& plan) { return nlohmann::json::parse(plan.summary.quantization_config())["ignore"]; }
 
 // What every plan of a checkpoint must keep: each tensor once, headers that read back, units without holes, figures that add up.
 void CheckInvariants(const Plan& plan, const std::string& source) {

@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "base/status_macros.h"
 #include "daemon/planner/module_names.h"
+#include "daemon/planner/shape_text.h"
 #include "daemon/planner/stack_experts.h"
 
 namespace quern::daemon {
@@ -37,8 +38,7 @@ struct Candidate {
   std::string default_reason;
 };
 
-std::string ShapeText(const std::vector<uint64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
-std::string ShapeText(const SourceWeight& weight) { return absl::StrCat("[", weight.rows, ", ", weight.cols, "]"); }
+std::string SidesText(const SourceWeight& weight) { return absl::StrCat("[", weight.rows, ", ", weight.cols, "]"); }
 
 Candidate Classify(const SourceModule& module, const checkpoint::Checkpoint& checkpoint) {
   Candidate candidate;
@@ -48,7 +48,7 @@ Candidate Classify(const SourceModule& module, const checkpoint::Checkpoint& che
     candidate.form = Form::kStack;
     candidate.default_reason = absl::StrCat("a stack of experts in one tensor, shape ", first_shape());
   } else if (module.weight.has_value() && module.weight->elements() == 0) {
-    candidate.default_reason = absl::StrCat("empty: shape ", ShapeText(*module.weight));
+    candidate.default_reason = absl::StrCat("empty: shape ", SidesText(*module.weight));
   } else if (!module.weight.has_value() && module.unreadable.empty()) {
     const TensorInfo& first = *checkpoint.tensors()[module.tensors.front()].info;
     const char* what = first.shape.size() == 2 ? "not the .weight of a module: shape " : "not a 2-D weight: shape ";
@@ -342,7 +342,7 @@ class Selector {
         found = fits.emplace(key, module.scheme->CheckWeight(weight.dtype, shape)).first;
       }
       if (found->second.ok()) continue;
-      const std::string why = absl::StrCat(ShapeText(weight), ": ", found->second.message());
+      const std::string why = absl::StrCat(SidesText(weight), ": ", found->second.message());
       if (recipe_.non_divisible == NonDivisiblePolicy::kFail) {
         misfits[why].push_back(module.identity.module);
         continue;

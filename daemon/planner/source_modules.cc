@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "checkpoint/expert_stack.h"
+#include "daemon/planner/shape_text.h"
 #include "daemon/planner/shard_writer.h"
 #include "daemon/planner/stored_format.h"
 
@@ -30,7 +31,6 @@ constexpr uint64_t kBlock = 128;   // of FP8 in blocks
 constexpr uint64_t kMxGroup = 32;  // of MXFP4 and MXFP8
 constexpr uint64_t kNvfp4Group = 16;
 
-std::string ShapeText(const TensorInfo& info) { return absl::StrCat("[", absl::StrJoin(info.shape, ", "), "]"); }
 uint64_t Blocks(uint64_t n) { return (n + kBlock - 1) / kBlock; }
 
 // Parameters of formats that cannot be read.

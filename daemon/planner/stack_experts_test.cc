@@ -26,14 +26,6 @@ using ::testing::Not;
 
 constexpr uint64_t kExperts = 11;  // so that the order of numbers is not that of their text
 
-quern::v1::JobSpec DequantizeJob(const std::string& source, const std::string& dtype = "") {
-  quern::v1::JobSpec job;
-  job.set_operation(quern::v1::DEQUANTIZE);
-  job.mutable_dequantize()->set_source(source);
-  job.mutable_dequantize()->set_dtype(dtype);
-  return job;
-}
-
 // FP8 with one scale a row.
 void AddCodes(TestCheckpoint& source, const std::string& module, uint64_t rows, uint64_t cols) {
   source.Add({module + ".weight", {rows, cols}, DType::kF8E4M3});
@@ -49,7 +41,7 @@ void AddExperts(TestCheckpoint& source, const std::string& experts, uint64_t hid
 }
 
 // The units of a plan by the tensor that they write, in its order.
-std::map<std::string, std::vector<QuantizeUnit>> Units(const Plan& plan) {
+std::map<std::string, std::vector<QuantizeUnit>> UnitsOfOutputs(const Plan& plan) {
   std::map<std::string, std::vector<QuantizeUnit>> units;
   for (const auto& task : plan.tasks) {
     for (const auto& unit : task.write_shard().units()) {
@@ -75,7 +67,7 @@ TEST(StackExperts, HalvesTurnedOver) {
   source.Add("model.layers.1.feed_forward.router.weight", {kExperts, 64});
   source.Write();
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), true));
-  auto units = Units(plan);
+  auto units = UnitsOfOutputs(plan);
   EXPECT_EQ(units.size(), 3u);
   EXPECT_FALSE(units.at("model.layers.1.feed_forward.shared_expert.up_proj.weight")[0].has_place());
   const std::vector<QuantizeUnit>& gate_up = units.at(experts + ".gate_up_proj");
@@ -141,7 +133,7 @@ TEST(StackExperts, FamiliesHaveTheirOwnOrder) {
     source.Add(absl::StrCat(layer, family.experts, ".gate_up_proj_bias"), {kExperts, 96});
     source.Write();
     QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path(), "F32"), true));
-    auto units = Units(plan);
+    auto units = UnitsOfOutputs(plan);
     EXPECT_EQ(units.size(), family.model_type == std::string("step3p5") ? 3u : 2u);
     EXPECT_EQ(units.count(layer + family.down), 1u);
     bool found = false;
@@ -163,7 +155,7 @@ TEST(StackExperts, ALayerWithASquareStackIsStoredStraight) {
   AddExperts(source, "model.layers.0.mlp.experts", 96, 48);
   source.Write();
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), true));
-  auto units = Units(plan);
+  auto units = UnitsOfOutputs(plan);
   EXPECT_THAT(Shape(units.at("model.layers.0.mlp.experts.gate_up_proj")[0]), ElementsAre(kExperts, 96, 96));
   EXPECT_EQ(At(units.at("model.layers.0.mlp.experts.gate_up_proj")[1], 5, 7), 2 * ((48 + 5) * 96 + 7));
   EXPECT_THAT(Shape(units.at("model.layers.0.mlp.experts.down_proj")[0]), ElementsAre(kExperts, 96, 48));
@@ -180,7 +172,7 @@ TEST(StackExperts, BlocksOfAStackBecomeTheStackOfValues) {
   source.Add({experts + ".down_proj_scales", {2, 64, 3}, DType::kU8});
   source.Write();
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), true));
-  auto units = Units(plan);
+  auto units = UnitsOfOutputs(plan);
   EXPECT_EQ(units.size(), 2u);
   EXPECT_THAT(Shape(units.at(experts + ".gate_up_proj")[3]), ElementsAre(2, 64, 192));
   EXPECT_EQ(At(units.at(experts + ".gate_up_proj")[3], 5, 7), 2 * ((64 + 7) * 192 + 2 * 5 + 1));
@@ -197,7 +189,7 @@ TEST(StackExperts, PlainExpertsOfAnotherLayerAreStackedToo) {
   }
   source.Write();
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), true));
-  auto units = Units(plan);
+  auto units = UnitsOfOutputs(plan);
   ASSERT_EQ(units.at("model.layers.1.feed_forward.experts.gate_up_proj").size(), 4u);
   EXPECT_EQ(units.at("model.layers.1.feed_forward.experts.gate_up_proj")[0].weight().decode_scheme(), "");
 }
@@ -217,7 +209,7 @@ TEST(StackExperts, IncompleteLayersStayAsTheyAreAndAreNamed) {
   AddCodes(source, "model.layers.4.mlp.experts.2.down_proj", 64, 48);
   source.Write();
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), true));
-  auto units = Units(plan);
+  auto units = UnitsOfOutputs(plan);
   EXPECT_EQ(units.count("model.layers.0.mlp.experts.gate_up_proj"), 1u);
   for (int layer = 1; layer <= 4; ++layer) {
     EXPECT_EQ(units.count(absl::StrCat("model.layers.", layer, ".mlp.experts.gate_up_proj")), 0u);
@@ -232,7 +224,7 @@ TEST(StackExperts, FamiliesThatLoadExpertsOneByOneKeepThem) {
   AddExperts(source, "model.layers.0.mlp.experts", 64, 48, 2);
   source.Write();
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), true));
-  EXPECT_EQ(Units(plan).size(), 6u);
+  EXPECT_EQ(UnitsOfOutputs(plan).size(), 6u);
   EXPECT_THAT(plan.summary.warnings(), IsEmpty());
 }
 

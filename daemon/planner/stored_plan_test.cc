@@ -28,21 +28,12 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kInt4[] = "{scheme: W4A16, group_size: 32}";
 
-Plan PlanOf(const std::string& source, absl::string_view recipe) {
+Plan StoredPlanOf(const std::string& source, absl::string_view recipe) {
   absl::StatusOr<Plan> plan = MakePlan(QuantizeJob(source, recipe), false);
   EXPECT_THAT(plan, IsOk());
   return plan.ok() ? *std::move(plan) : Plan();
-}
-
-quern::v1::JobSpec DequantizeJob(const std::string& source, const std::string& dtype = "") {
-  quern::v1::JobSpec job;
-  job.set_operation(quern::v1::DEQUANTIZE);
-  job.mutable_dequantize()->set_source(source);
-  job.mutable_dequantize()->set_dtype(dtype);
-  return job;
 }
 
 std::map<std::string, QuantizeUnit> Units(const Plan& plan) {
@@ -73,9 +64,6 @@ std::map<std::string, TensorFate> Fates(const Plan& plan) {
   return fates;
 }
 
-std::vector<std::string> Warnings(const Plan& plan) { return {plan.summary.warnings().begin(), plan.summary.warnings().end()}; }
-std::vector<std::string> Ignored(const Plan& plan) { return nlohmann::json::parse(plan.summary.quantization_config())["ignore"]; }
-
 // Where the elements of a tensor begin in its file.
 uint64_t Begin(const std::string& source, const std::string& tensor) {
   const absl::StatusOr<checkpoint::Checkpoint> checkpoint = checkpoint::Checkpoint::Open(source);
@@ -104,7 +92,7 @@ TEST(StoredPlan, StraightStackBecomesModules) {
   source.Add(prefix + ".down_proj", {3, 64, 96});
   source.Add("model.language_model.layers.0.mlp.gate.weight", {3, 64});
   source.Write();
-  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}");
+  const Plan plan = StoredPlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}");
   const auto units = Units(plan);
   ASSERT_EQ(units.size(), 9u);
   const TensorView& up = units.at(prefix + ".2.up_proj").weight();
@@ -130,7 +118,7 @@ TEST(StoredPlan, TransposedAndInterleavedStacks) {
   source.Add(prefix + ".gate_up_proj", {2, 64, 64});  // hidden_size is twice the intermediate size: the type decides
   source.Add(prefix + ".down_proj", {2, 32, 64});
   source.Write();
-  const auto units = Units(PlanOf(source.path(), kInt4));
+  const auto units = Units(StoredPlanOf(source.path(), kInt4));
   const TensorView& up = units.at(prefix + ".1.up_proj").weight();
   EXPECT_EQ(up.rows(), 32u);
   EXPECT_EQ(up.cols(), 64u);
@@ -148,7 +136,7 @@ TEST(StoredPlan, TransposedAndInterleavedStacks) {
   saved.Add(prefix + ".gate_up_proj", {2, 64, 64});
   saved.Add(prefix + ".down_proj", {2, 64, 32});
   saved.Write();
-  const TensorView straight = Units(PlanOf(saved.path(), kInt4)).at(prefix + ".1.up_proj").weight();
+  const TensorView straight = Units(StoredPlanOf(saved.path(), kInt4)).at(prefix + ".1.up_proj").weight();
   EXPECT_EQ(OffsetOf(straight, 3, 5), Begin(saved.path(), prefix + ".gate_up_proj") + 2 * ((64 + 32 + 3) * 64 + 5));
 
   TestCheckpoint oss("");
@@ -158,7 +146,7 @@ TEST(StoredPlan, TransposedAndInterleavedStacks) {
   oss.Add("model.layers.0.mlp.experts.down_proj", {2, 64, 64});
   oss.Add("model.layers.0.mlp.experts.down_proj_bias", {2, 64});
   oss.Write();
-  const Plan plan = PlanOf(oss.path(), kInt4);
+  const Plan plan = StoredPlanOf(oss.path(), kInt4);
   const TensorView gate = Units(plan).at("model.layers.0.mlp.experts.1.gate_proj").weight();
   const TensorView other = Units(plan).at("model.layers.0.mlp.experts.1.up_proj").weight();
   const uint64_t start = Begin(oss.path(), "model.layers.0.mlp.experts.gate_up_proj");
@@ -181,9 +169,9 @@ TEST(StoredPlan, NamesOfStacksMatchAndUntouchedStacksStay) {
     source.Add(absl::StrCat("model.layers.", layer, ".self_attn.o_proj.weight"), {64, 64});
   }
   source.Write();
-  const Plan plan =
-      PlanOf(source.path(),
-             "{scheme: W4A16, group_size: 32, targets: [model.layers.1.mlp.experts.gate_up_proj, model.layers.1.mlp.experts.down_proj]}");
+  const Plan plan = StoredPlanOf(
+      source.path(),
+      "{scheme: W4A16, group_size: 32, targets: [model.layers.1.mlp.experts.gate_up_proj, model.layers.1.mlp.experts.down_proj]}");
   EXPECT_EQ(Units(plan).size(), 6u);
   EXPECT_THAT(OutputNames(plan), Contains("model.layers.0.mlp.experts.gate_up_proj"));
   EXPECT_EQ(Fates(plan).at("model.layers.0.mlp.experts.gate_up_proj").reason(), "no target matches");
@@ -206,7 +194,7 @@ TEST(StoredPlan, UnfusedAndOtherwiseNamedStacks) {
   step.Add("model.layers.3.moe.gate.weight", {2, 64});
   step.Add("model.layers.3.moe.router_bias", {2});
   step.Write();
-  EXPECT_EQ(Units(PlanOf(step.path(), kInt4)).count("model.layers.3.moe.experts.1.up_proj"), 1u);
+  EXPECT_EQ(Units(StoredPlanOf(step.path(), kInt4)).count("model.layers.3.moe.experts.1.up_proj"), 1u);
 
   TestCheckpoint granite("");
   granite.set_config("{\"model_type\": \"granitemoe\", \"hidden_size\": 64, \"intermediate_size\": 32, \"num_local_experts\": 2}");
@@ -214,7 +202,7 @@ TEST(StoredPlan, UnfusedAndOtherwiseNamedStacks) {
   granite.Add("model.layers.3.block_sparse_moe.output_linear.weight", {2, 64, 32});
   granite.Add("model.layers.3.block_sparse_moe.router.layer.weight", {2, 64});
   granite.Write();
-  const auto units = Units(PlanOf(granite.path(), kInt4));
+  const auto units = Units(StoredPlanOf(granite.path(), kInt4));
   EXPECT_EQ(units.size(), 6u);
   EXPECT_EQ(units.count("model.layers.3.block_sparse_moe.experts.1.down_proj"), 1u);
 }
@@ -305,7 +293,7 @@ TEST(StoredPlanCases, Fp8BlocksTargetedAndIgnored) {
   AddFp8(source, "model.layers.0.self_attn.o_proj", 320, 128);
   source.Add("model.norm.weight", {320});
   source.Write();
-  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [mlp]}");
+  const Plan plan = StoredPlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [mlp]}");
   const auto units = Units(plan);
   const TensorView& up = units.at("model.layers.0.mlp.up_proj").weight();
   EXPECT_EQ(up.decode_scheme(), "float8 block=128 symmetric observer=minmax numerics=reference scale=f32");
@@ -356,7 +344,7 @@ TEST(StoredPlan, Fp8ScalesOfOtherForms) {
   add("f", {256, 4}, DType::kU8);
   source.Add({"model.layers.0.a.input_scale", {}, DType::kF32});
   source.Write();
-  const Plan plan = PlanOf(source.path(), kInt4);
+  const Plan plan = StoredPlanOf(source.path(), kInt4);
   const auto units = Units(plan);
   const auto scheme = [&](const char* name) {
     const TensorView& view = units.at(absl::StrCat("model.layers.0.", name)).weight();
@@ -380,7 +368,7 @@ TEST(StoredPlan, Fp8OfModelOptDecodesByItsConvention) {
   source.Add({"model.layers.0.b.weight", {256, 128}, DType::kF8E4M3});
   source.Add({"model.layers.0.b.weight_scale", {256}, DType::kF32});
   source.Write();
-  const auto units = Units(PlanOf(source.path(), kInt4));
+  const auto units = Units(StoredPlanOf(source.path(), kInt4));
   for (const char* const name : {"model.layers.0.a", "model.layers.0.b"}) {
     EXPECT_THAT(units.at(name).weight().decode_scheme(), testing::EndsWith("scale=f32 convention=modelopt")) << name;
     EXPECT_EQ(units.at(name).weight().dtype(), "BF16") << name;
@@ -412,7 +400,7 @@ TEST(StoredPlan, Mxfp4BlocksOfStacks) {
   source.Add({prefix + ".down_proj_scales", {2, 64, 3}, DType::kU8});
   source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
   source.Write();
-  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
+  const Plan plan = StoredPlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
   const TensorView up = Units(plan).at(prefix + ".1.up_proj").weight();
   EXPECT_EQ(up.decode_scheme(), "float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0");
   EXPECT_EQ(up.rows(), 96u);
@@ -428,7 +416,7 @@ TEST(StoredPlan, Mxfp4BlocksOfStacks) {
   EXPECT_EQ(Fates(plan).at(prefix + ".gate_up_proj_blocks").fate(), TensorFate::QUANTIZED);
 
   // Left alone they would be read by a config that does not describe them.
-  const Plan attention = PlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [attention]}");
+  const Plan attention = StoredPlanOf(source.path(), "{scheme: W4A16, group_size: 32, targets: [attention]}");
   EXPECT_THAT(Units(attention).at(prefix + ".1.up_proj").scheme(), HasSubstr("plain16"));
   EXPECT_EQ(attention.summary.quantized_tensors(), 1u);
 
@@ -447,7 +435,7 @@ TEST(StoredPlan, DeepseekV4Experts) {
   source.Add({"layers.0.attn.wq_b.weight", {256, 128}, DType::kF8E4M3});
   source.Add({"layers.0.attn.wq_b.scale", {2, 1}, DType::kF8E8M0});
   source.Write();
-  const auto units = Units(PlanOf(source.path(), kInt4));
+  const auto units = Units(StoredPlanOf(source.path(), kInt4));
   EXPECT_EQ(units.at("layers.0.ffn.experts.0.w1").weight().cols(), 64u);
   EXPECT_THAT(units.at("layers.0.ffn.experts.0.w1").weight().decode_scheme(), HasSubstr("float4 group=32"));
   EXPECT_THAT(units.at("layers.0.attn.wq_b").weight().decode_scheme(), HasSubstr("float8 block=128"));
@@ -493,7 +481,7 @@ TEST(StoredPlan, PackedIntegersAreQuantizedAnewOnlyWhenAllowed) {
   EXPECT_EQ(Fates(plan).at("model.layers.0.mlp.experts.0.up_proj.weight_shape").fate(), TensorFate::DROPPED);
 
   // Ignored, they become plain without being asked for.
-  const Plan attention = PlanOf(source.path(), "{scheme: W8A16, group_size: 32, targets: [attention]}");
+  const Plan attention = StoredPlanOf(source.path(), "{scheme: W8A16, group_size: 32, targets: [attention]}");
   EXPECT_THAT(Units(attention).at("model.layers.0.mlp.experts.0.up_proj").scheme(), HasSubstr("plain16"));
 }
 
@@ -625,7 +613,7 @@ TEST(StoredPlanCases, OneScaleOverASetWhateverTheShard) {
   source.Add("model.layers.0.self_attn.k_proj.weight", {32, 64});
   source.Add("model.layers.0.mlp.experts.0.up_proj.weight", {32, 64});
   source.Write();
-  const Plan plan = PlanOf(source.path(), "{scheme: NVFP4A16}");
+  const Plan plan = StoredPlanOf(source.path(), "{scheme: NVFP4A16}");
   const auto units = Units(plan);
   const QuantizeUnit& k = units.at("model.layers.0.self_attn.k_proj");
   ASSERT_EQ(k.statistics_set_size(), 2);
@@ -639,7 +627,7 @@ TEST(StoredPlanCases, OneScaleOverASetWhateverTheShard) {
             units.at("model.layers.0.mlp.experts.0.gate_proj").statistics_key());
   // Everything twice.
   EXPECT_EQ(plan.tasks[0].bytes_to_read(), 2u * 2 * (64 * 64 + 32 * 64 + 2 * 32 * 64 + 64 * 32));
-  EXPECT_THAT(Units(PlanOf(source.path(), "{scheme: MXFP4A16}")).at("model.layers.0.self_attn.k_proj").statistics_set(), IsEmpty());
+  EXPECT_THAT(Units(StoredPlanOf(source.path(), "{scheme: MXFP4A16}")).at("model.layers.0.self_attn.k_proj").statistics_set(), IsEmpty());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,6 +112,17 @@ inline quern::v1::JobSpec QuantizeJob(const std::string& source, absl::string_vi
   job.mutable_quantize()->set_recipe(std::string(recipe));
   return job;
 }
+
+inline quern::v1::JobSpec DequantizeJob(const std::string& source, const std::string& dtype = "") {
+  quern::v1::JobSpec job;
+  job.set_operation(quern::v1::DEQUANTIZE);
+  job.mutable_dequantize()->set_source(source);
+  job.mutable_dequantize()->set_dtype(dtype);
+  return job;
+}
+
+inline std::vector<std::string> Warnings(const Plan& plan) { return {plan.summary.warnings().begin(), plan.summary.warnings().end()}; }
+inline std::vector<std::string> Ignored(const Plan& plan) { return nlohmann::json::parse(plan.summary.quantization_config())["ignore"]; }
 
 }  // namespace quern::daemon
 

@@ -10,7 +10,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/dtype.h"
@@ -25,6 +24,7 @@
 #include "daemon/planner/minimum_memory.h"
 #include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/plans.h"
+#include "daemon/planner/shape_text.h"
 #include "daemon/planner/shard_writer.h"
 #include "daemon/planner/source_evidence.h"
 #include "daemon/planner/source_modules.h"
@@ -46,8 +46,6 @@ constexpr char kRecipeName[] = "quern_recipe.yaml";
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 // Of one kind; a directory that differs in more is wrong as a whole.
 constexpr int kMaxMismatches = 1000;
-
-std::string ShapeText(const std::vector<uint64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
 
 struct LoadedManifest {
   std::string text;

@@ -25,8 +25,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 // An output as publishing would leave it, but with zeros for data.
 class VerifyPlan : public testing::Test {
  protected:

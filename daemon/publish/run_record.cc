@@ -16,10 +16,10 @@
 namespace quern::daemon {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // Raw bytes of a member that is a SHA-256 in hexadecimal; empty when it is anything else.
-std::string DigestMember(const Json& object, const char* name) {
+std::string DigestMember(const OrderedJson& object, const char* name) {
   const auto it = object.find(name);
   if (it == object.end() || !it->is_string()) return "";
   const std::string hex = it->get<std::string>();
@@ -27,13 +27,13 @@ std::string DigestMember(const Json& object, const char* name) {
   return valid ? absl::HexStringToBytes(hex) : "";
 }
 
-Json ToJson(const std::vector<ManifestFile>& files) {
-  Json list = Json::array();
+OrderedJson ToJson(const std::vector<ManifestFile>& files) {
+  OrderedJson list = OrderedJson::array();
   for (const ManifestFile& file : files) list.push_back({{"name", file.name}, {"size", file.size}, {"sha256", HexDigest(file.sha256)}});
   return list;
 }
 
-std::string Dump(const Json& json) { return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string Dump(const OrderedJson& json) { return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n"; }
 
 }  // namespace
 
@@ -43,14 +43,14 @@ absl::StatusOr<RunRecord> ReadRunRecord(const std::string& output) {
   if (absl::IsNotFound(text.status())) return record;
   QUERN_RETURN_IF_ERROR(text.status());
   // The history of a large job is not kept in memory.
-  const auto keep = [](int depth, Json::parse_event_t event, Json& parsed) {
-    return depth != 1 || event != Json::parse_event_t::key || parsed == "identity" || parsed == "files" || parsed == "publishing";
+  const auto keep = [](int depth, OrderedJson::parse_event_t event, OrderedJson& parsed) {
+    return depth != 1 || event != OrderedJson::parse_event_t::key || parsed == "identity" || parsed == "files" || parsed == "publishing";
   };
-  const Json root = Json::parse(text->begin(), text->end(), keep, /*allow_exceptions=*/false);
+  const OrderedJson root = OrderedJson::parse(text->begin(), text->end(), keep, /*allow_exceptions=*/false);
   if (!root.is_object()) return record;
   record.identity = DigestMember(root, "identity");
   if (const auto files = root.find("files"); files != root.end() && files->is_array()) {
-    for (const Json& entry : *files) {
+    for (const OrderedJson& entry : *files) {
       if (!entry.is_object()) continue;
       const auto name = entry.find("name"), size = entry.find("size");
       if (name == entry.end() || !name->is_string() || size == entry.end() || !size->is_number_unsigned()) continue;
@@ -59,7 +59,7 @@ absl::StatusOr<RunRecord> ReadRunRecord(const std::string& output) {
     }
   }
   if (const auto names = root.find("publishing"); names != root.end() && names->is_array()) {
-    for (const Json& name : *names) {
+    for (const OrderedJson& name : *names) {
       if (name.is_string() && IsPlainRelativePath(name.get<std::string>())) record.names.push_back(name.get<std::string>());
     }
   }
@@ -67,13 +67,13 @@ absl::StatusOr<RunRecord> ReadRunRecord(const std::string& output) {
 }
 
 std::string PublishingJson(const RunRecord& record) {
-  Json json = {{"state", "publishing"}, {"publishing", record.names}};
+  OrderedJson json = {{"state", "publishing"}, {"publishing", record.names}};
   if (!record.files.empty()) json["files"] = ToJson(record.files);
   return Dump(json);
 }
 
 absl::StatusOr<std::string> WithFiles(absl::string_view run_json, const std::vector<ManifestFile>& files) {
-  Json json = Json::parse(run_json.begin(), run_json.end(), nullptr, /*allow_exceptions=*/false);
+  OrderedJson json = OrderedJson::parse(run_json.begin(), run_json.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return absl::InternalError("the history of the job is no JSON object");
   json["files"] = ToJson(files);
   return Dump(json);

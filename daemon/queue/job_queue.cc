@@ -383,7 +383,6 @@ void JobQueue::Uncommit(JobState& job, uint32_t task, Task::State state) {
   record.clear_sha256();
   MoveTask(job, task, state);
   SetAudit(job, task, record.audit() == TaskRecord::PASSED ? TaskRecord::DUE : record.audit());
-  CountTotals(job);
   PutTask(job, task);
   writes_.push_back({StoreWrite::Kind::kDelete, TaskKey('r', job.record.id(), task), ""});
 }
@@ -601,6 +600,12 @@ bool JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message) {
   return counts;
 }
 
+absl::Duration JobQueue::RetryWait(uint32_t failures) const {
+  absl::Duration wait = options_.retry_backoff;
+  for (uint32_t i = 1; i < failures && wait < options_.max_retry_backoff; ++i) wait *= 2;
+  return std::min(wait, options_.max_retry_backoff);
+}
+
 void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& worker, uint32_t failures) {
   const absl::Duration now = options_.clock->Monotonic();
   const TaskRecord& record = job.tasks[task].record;
@@ -610,9 +615,7 @@ void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& work
     job.pending.Erase(task, record.minimum_memory());
     job.delayed.erase({trouble.not_before, task});
   }
-  absl::Duration wait = options_.retry_backoff;
-  for (uint32_t i = 1; i < failures && wait < options_.max_retry_backoff; ++i) wait *= 2;
-  trouble.not_before = now + std::min(wait, options_.max_retry_backoff);
+  trouble.not_before = now + RetryWait(failures);
   trouble.avoid_until = trouble.not_before + options_.lease;
   trouble.failed_on.insert(worker);
   if (pending) MoveTask(job, task, Task::PENDING);
@@ -869,6 +872,7 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
                    MessageField(error.message())));
   if (job.record.state() == Job::SUCCEEDED) return;
   Uncommit(job, task, Task::FAILED);
+  CountTotals(job);
   Fail(job, std::move(error));
 }
 
@@ -1038,6 +1042,7 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
     Uncommit(*job, task, Task::PENDING);
     Log(absl::StrCat("task event=again ", TaskFields(JobName(id), task), " message=\"its file is gone\""));
   }
+  if (!options.lost_tasks.empty()) CountTotals(*job);
   if (options.audit_fraction.has_value()) {
     job->record.set_audit_fraction(*options.audit_fraction);
     for (uint32_t i = 0; i < job->tasks.size(); ++i) {

@@ -114,7 +114,8 @@ struct JobQueueOptions {
   Clock* clock = nullptr;
   uint64_t numerics_version = 0;
   uint32_t max_failures = 3;
-  absl::Duration lease = absl::Seconds(30);             // also the grace of leases after a restart
+  absl::Duration lease = absl::Seconds(30);  // also the grace of leases after a restart
+  // Of these waits up to a quarter is left out, drawn anew for each call: workers that call together do not go on together.
   absl::Duration long_poll = absl::Seconds(20);         // of an idle worker; two thirds of a lease at most
   absl::Duration progress_interval = absl::Seconds(1);  // between calls of a worker that is busy
   // How long an answer waits for the commit of an attempt that the same call reported.
@@ -179,6 +180,8 @@ class JobQueue {
   // has succeeded.
   void ResumeJob(uint64_t job, ResumeOptions options, JobCallback done);
   void FailJob(uint64_t job, quern::v1::JobError error, JobCallback done);
+  // How long to wait after so many failures of the same thing: retry_backoff, doubled with each further one, up to max_retry_backoff.
+  absl::Duration RetryWait(uint32_t failures) const;
   // Of a job that on_ready named.
   void FinishJob(uint64_t job, std::vector<quern::v1::Mismatch> mismatches, JobCallback done);
   // Forgets the job in any state; workers are told to stop what they still run of it.
@@ -420,7 +423,7 @@ class JobQueue {
   static void AddTask(JobState& job, quern::store::TaskRecord record);
   static void AddToTotals(const quern::store::TaskRecord& task, Totals* totals);
   void CountTotals(JobState& job) QUERN_REQUIRES(mutex_);
-  // Its result is not good any more.
+  // Its result is not good any more. CountTotals is left to the caller: it goes over all tasks.
   void Uncommit(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
 
   void SetState(JobState& job, quern::v1::Job::State state) QUERN_REQUIRES(mutex_);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -707,6 +708,17 @@ TEST_F(JobQueueTest, TasksWhoseFilesAreGoneAreDoneAgainOnResume) {
   EXPECT_THAT(Granted(Worker("b")), IsAttempt(0, 2));
 }
 
+TEST_F(JobQueueTest, BytesOfLostTasksCountAsNotWritten) {
+  const uint64_t job = AddTasks(4);
+  for (int i = 0; i < 3; ++i) Complete(Worker("a"), Granted(Worker("a")));
+  ASSERT_EQ(Get(job).progress().bytes_written(), 3000);
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job));
+  ResumeOptions options;
+  options.lost_tasks = {0, 2};
+  QUERN_ASSERT_OK(Resume(job, std::move(options)));
+  EXPECT_EQ(Get(job).progress().bytes_written(), 1000);
+}
+
 TEST_F(JobQueueTest, JobWithoutTasksIsReadyAtOnce) {
   const uint64_t job = AddTasks(0);
   EXPECT_THAT(ready_, ElementsAre(job));
@@ -735,13 +747,32 @@ TEST_F(JobQueueTest, IdleCallEndsWithTheLongPoll) {
   SynchronizeRequest idle = Worker("a");
   idle.set_may_wait(true);
   const Answer answer = Begin(idle);
-  clock_.Advance(absl::Seconds(19));
+  clock_.Advance(absl::Seconds(14));
   queue_->Tick();
   EXPECT_FALSE(answer->has_value());
-  clock_.Advance(absl::Seconds(1));
+  clock_.Advance(absl::Seconds(6));
   queue_->Tick();
   ASSERT_TRUE(answer->has_value());
   EXPECT_THAT(**answer, IsOk());
+}
+
+TEST_F(JobQueueTest, CallsThatBeginTogetherDoNotEndTogether) {
+  std::vector<Answer> answers;
+  for (int i = 0; i < 100; ++i) {
+    SynchronizeRequest idle = Worker(absl::StrCat("w", i));
+    idle.set_may_wait(true);
+    answers.push_back(Begin(idle));
+  }
+  const auto ended = [&] {
+    return std::count_if(answers.begin(), answers.end(), [](const Answer& answer) { return answer->has_value(); });
+  };
+  clock_.Advance(absl::Milliseconds(17'500));
+  queue_->Tick();
+  EXPECT_GT(ended(), 0);
+  EXPECT_LT(ended(), 100);
+  clock_.Advance(absl::Milliseconds(2'500));
+  queue_->Tick();
+  EXPECT_EQ(ended(), 100);
 }
 
 TEST_F(JobQueueTest, IdleWorkerIsNotLostWhileItsCallWaits) {

@@ -1,5 +1,6 @@
 // The protocol of workers: what a call changes, and what is answered when.
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +28,8 @@ constexpr absl::Duration kForgetWorkerAfter = absl::Hours(1);
 // Superseded incarnations that are remembered for each name. One beyond that would be taken for the newest, once more.
 constexpr size_t kMaxSuperseded = 256;
 constexpr size_t kMaxIncarnation = 64;
+// By how much of it a wait may be shorter. After a restart all workers call at once, and would go on doing so.
+constexpr double kWaitSpread = 0.25;
 
 void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
   const int64_t ns = absl::ToInt64Nanoseconds(duration);
@@ -87,7 +90,10 @@ void JobQueue::Synchronize(const SynchronizeRequest& request, uint64_t ticket,
   const bool checking = IsChecking(worker);
   absl::Duration wait;
   // An idle worker is heard of again before it would count as lost.
-  if (request.may_wait()) wait = worker.granted.empty() ? std::min(options_.long_poll, options_.lease * 2 / 3) : options_.progress_interval;
+  if (request.may_wait()) {
+    wait = worker.granted.empty() ? std::min(options_.long_poll, options_.lease * 2 / 3) : options_.progress_interval;
+    wait *= 1 - std::uniform_real_distribution<double>(0, kWaitSpread)(random_);
+  }
   if (checking) wait = std::max(wait, options_.commit_wait);
   worker.waiter = Waiter{ticket, worker.last_seen + wait, std::move(done)};
   worker.waiter_order = next_waiter_++;

@@ -17,7 +17,9 @@
 #include "rocksdb/cache.h"
 #include "rocksdb/convenience.h"
 #include "rocksdb/db.h"
+#include "rocksdb/filter_policy.h"
 #include "rocksdb/options.h"
+#include "rocksdb/sst_partitioner.h"
 #include "rocksdb/table.h"
 #include "rocksdb/write_batch.h"
 
@@ -62,10 +64,21 @@ rocksdb::Options StoreOptions() {
   rocksdb::Options options;
   options.create_if_missing = true;
   options.paranoid_checks = true;
+  // Writers do not wait for a disk that is slow to take a full buffer, nor for a compaction that is behind.
   options.write_buffer_size = 4 << 20;
-  options.max_write_buffer_number = 2;
+  options.max_write_buffer_number = 4;
+  options.level0_slowdown_writes_trigger = 40;
+  options.level0_stop_writes_trigger = 80;
   options.max_total_wal_size = 16 << 20;
-  options.max_open_files = 64;
+  options.avoid_flush_during_recovery = true;
+  // Plans, which are most of the bytes and never change, sink to a level of their own, out of the way of what changes all the time: the
+  // first level is small, and no file holds records of two kinds.
+  options.max_bytes_for_level_base = 16 << 20;
+  options.target_file_size_base = 8 << 20;
+  options.sst_partitioner_factory = rocksdb::NewSstPartitionerFixedPrefixFactory(1);
+  // New files reach the disk bit by bit, not all at once in front of the log's next sync.
+  options.bytes_per_sync = 512 << 10;
+  options.max_open_files = 256;
   options.max_background_jobs = 2;
   options.allow_mmap_reads = false;
   options.allow_mmap_writes = false;
@@ -81,8 +94,12 @@ rocksdb::Options StoreOptions() {
   const bool lz4 = std::find(known.begin(), known.end(), rocksdb::kLZ4Compression) != known.end();
   options.compression = lz4 ? rocksdb::kLZ4Compression : rocksdb::kNoCompression;
   rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(16 << 20);  // indexes of a large plan among it
-  table.cache_index_and_filter_blocks = true;
+  table.block_cache = rocksdb::NewLRUCache(16 << 20);
+  // The index of a large plan is larger than what one shard of the cache keeps, and would be read and decompressed for each record. It
+  // takes some 50 bytes a task.
+  table.cache_index_and_filter_blocks = false;
+  // The newest files hold records of all kinds: without filters each of them would be looked into for the plan of one task.
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   return options;
 }

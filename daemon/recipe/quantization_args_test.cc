@@ -11,8 +11,6 @@ using quant::SchemeSpec;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 TEST(QuantizationArgs, EveryPresetReadsBack) {
   for (const std::string& name : quant::PresetNames()) {
     for (const char* observer : {"memoryless_minmax", "memoryless_mse", "imatrix_mse", "nvfp4_sweep"}) {

@@ -15,8 +15,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 absl::StatusOr<Recipe> Parse(absl::string_view yaml) { return ParseRecipe(yaml, {}); }
 
 bool Matches(absl::string_view pattern, absl::string_view module, Role role = Role::kOther, bool linear = true) {

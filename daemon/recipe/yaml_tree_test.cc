@@ -11,8 +11,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
 TEST(YamlTree, KeepsLinesAndOrder) {
   QUERN_ASSERT_OK_AND_ASSIGN(const YamlNode root, ParseYaml("a: 1\nb:\n  - x\n  - 'null'\nc: null\nd: {e: ~}\n"));
   ASSERT_EQ(root.kind, YamlNode::Kind::kMap);

@@ -3,6 +3,7 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -29,15 +30,15 @@ class Call : public grpc::experimental::Interceptor {
  public:
   Call(grpc::experimental::ServerRpcInfo* info, Guard* guard, CallCounter* counter, const LogLine* log)
       : info_(info), rule_(FindMethodRule(info->method())), guard_(guard), counter_(counter), log_(log) {
-    guard_->CallBegins();
     if (counter_ != nullptr) counter_->Begin();
   }
   ~Call() override {
     if (counter_ != nullptr) counter_->End();
-    guard_->CallEnds();
   }
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_INITIAL_METADATA))
+      open_.emplace(guard_, info_->server_context());
     // Only Quern's own methods, whose messages are protobuf's.
     if (counter_ != nullptr && rule_ != nullptr) {
       if (rule_->changes_state) {
@@ -73,6 +74,7 @@ class Call : public grpc::experimental::Interceptor {
   Guard* const guard_;
   CallCounter* const counter_;
   const LogLine* const log_;
+  std::optional<Guard::OpenCall> open_;
   std::string target_, output_;
 };
 

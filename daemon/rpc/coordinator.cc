@@ -198,6 +198,7 @@ void Coordinator::Tick() {
   }
   last_tick_ = now;
   queue_->Tick();
+  PublishAgain();
   if (now < next_expiry_) return;
   const absl::Time wall = options_.clock->Wall();
   if (absl::AbsDuration((wall - expiry_wall_) - (now - next_expiry_ + kExpiry)) > kWallJump) {
@@ -733,22 +734,65 @@ void Coordinator::DeleteJob(uint64_t id, std::function<void(absl::Status)> done)
 
 void Coordinator::Publish(uint64_t id) {
   const std::optional<JobRecord> found = queue_->Record(id);
-  if (!found.has_value() || !BeginWork(found->spec().output()).ok()) return;
+  if (!found.has_value() || found->state() != Job::PUBLISHING) {
+    MutexLock lock(&mutex_);
+    publish_tries_.erase(id);
+    return;
+  }
+  if (!BeginWork(found->spec().output()).ok()) return;
   const std::optional<JobRecord> record = queue_->Record(id);
   if (record.has_value() && record->state() == Job::PUBLISHING) {
     std::vector<quern::v1::Mismatch> mismatches;
     const absl::Duration began = options_.clock->Monotonic();
-    const absl::Status status = PublishOrVerify(*record, &mismatches);
+    absl::Status status = PublishOrVerify(*record, &mismatches);
     publish_metrics_.seconds.Observe(absl::ToDoubleSeconds(options_.clock->Monotonic() - began));
+    const bool again = WillPublishAgain(*record, &status);
     (status.ok() ? publish_metrics_.succeeded : publish_metrics_.failed).Add();
     if (status.ok()) {
       const absl::StatusOr<Job> job = Await([&](JobCallback done) { queue_->FinishJob(id, std::move(mismatches), std::move(done)); });
       if (job.ok()) ReleaseClaim(id);
-    } else {
+    } else if (!again) {
       queue_->FailJob(id, ErrorOf(status, "IO_ERROR"), nullptr);
     }
   }
   EndWork(found->spec().output());
+}
+
+bool Coordinator::WillPublishAgain(const JobRecord& record, absl::Status* status) {
+  // What has a reason of its own, and a full disk, need somebody to do something.
+  const bool may_pass = !status->ok() && MayPass(*status) && ReasonOf(*status).empty();
+  std::string wait;
+  {
+    MutexLock lock(&mutex_);
+    PublishTries& tries = publish_tries_[record.id()];
+    const uint32_t failures = ++tries.failures;
+    if (!may_pass || failures >= record.max_failures()) {
+      publish_tries_.erase(record.id());
+      if (may_pass) *status = Annotate(*status, absl::StrCat("failed ", failures, " times, the last time with"));
+      return false;
+    }
+    const absl::Duration pause = queue_->RetryWait(failures);
+    tries.next = options_.clock->Monotonic() + pause;
+    wait = absl::FormatDuration(pause);
+  }
+  if (options_.log) {
+    options_.log(absl::StrCat("job event=publish_again job=", JobName(record.id()), " wait=", wait, MessageField(status->message())));
+  }
+  return true;
+}
+
+void Coordinator::PublishAgain() {
+  const absl::Duration now = options_.clock->Monotonic();
+  std::vector<uint64_t> due;
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [job, tries] : publish_tries_) {
+      if (tries.next > now) continue;
+      tries.next = absl::InfiniteDuration();
+      due.push_back(job);
+    }
+  }
+  for (const uint64_t job : due) Schedule([this, job] { Publish(job); }, nullptr);
 }
 
 absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<quern::v1::Mismatch>* mismatches) {
@@ -798,7 +842,7 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
     return committed;
   };
   QUERN_ASSIGN_OR_RETURN(request.run_json, BuildRunJson(options_.store, record, plan));
-  return PublishJob(request);
+  return options_.publish(request);
 }
 
 // ---- Calls without a job ----

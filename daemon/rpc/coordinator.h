@@ -41,7 +41,10 @@ struct CoordinatorOptions {
   // source or output cannot be read or written then is held and looked at again at this interval, for so long; then it fails.
   absl::Duration recheck_interval = absl::Seconds(1);
   absl::Duration recheck_patience = absl::Minutes(10);
-  absl::Duration retry_backoff = absl::Seconds(1);  // of a task after its first failure
+  // Of a task after its first failure, and of a publishing that met files which could not be read or written. It is tried as often as a
+  // task.
+  absl::Duration retry_backoff = absl::Seconds(1);
+  std::function<absl::Status(const PublishRequest&)> publish = PublishJob;
   // As JobQueueOptions.settle; a coordinator of one command has no workers that could come back.
   absl::Duration settle = absl::Seconds(30);
   // Ended jobs that are older, or more than the newest so many, are deleted, as DeleteJob does.
@@ -108,6 +111,9 @@ class Coordinator {
   // Deletes the jobs that have expired.
   void Expire(const std::vector<uint64_t>& jobs);
   void Publish(uint64_t job);
+  // After an error: whether the job will be published again. If not, `status` tells how often it was tried.
+  bool WillPublishAgain(const quern::store::JobRecord& record, absl::Status* status);
+  void PublishAgain();
   absl::Status PublishOrVerify(const quern::store::JobRecord& record, std::vector<quern::v1::Mismatch>* mismatches);
   absl::Status CheckIdentity(const quern::v1::JobSpec& spec, const quern::v1::PlanSummary& plan);
 
@@ -143,6 +149,13 @@ class Coordinator {
   std::set<std::string> busy_ QUERN_GUARDED_BY(mutex_);
   // Held jobs that wait for their files, and until when.
   std::map<uint64_t, absl::Duration> waiting_for_files_ QUERN_GUARDED_BY(mutex_);
+
+  // Jobs whose publishing has failed and is to be tried again. After a restart the count begins anew.
+  struct PublishTries {
+    uint32_t failures = 0;
+    absl::Duration next = absl::InfiniteDuration();  // while one is under way
+  };
+  std::map<uint64_t, PublishTries> publish_tries_ QUERN_GUARDED_BY(mutex_);
 
   // Of the ticker's thread.
   absl::Duration last_tick_;

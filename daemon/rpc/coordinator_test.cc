@@ -1,6 +1,7 @@
 // The coordinator with its real parts, called through the real stubs over a unix socket. The test plays the worker.
 #include "daemon/rpc/coordinator.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -30,6 +32,7 @@
 #include "daemon/rpc/commit_check.h"
 #include "daemon/rpc/server.h"
 #include "daemon/rpc/status.h"
+#include "daemon/rpc/test_error_info.h"
 #include "grpcpp/grpcpp.h"
 #include "nlohmann/json.hpp"
 #include "quant/numerics_version.h"
@@ -54,15 +57,6 @@ std::string Cwd() {
   char path[4096];
   EXPECT_NE(getcwd(path, sizeof(path)), nullptr);
   return path;
-}
-
-std::string ReasonIn(const grpc::Status& status) {
-  quern::v1::ErrorStatus details;
-  quern::v1::ErrorInfo info;
-  if (!details.ParseFromString(status.error_details()) || details.details_size() != 1) return "";
-  EXPECT_EQ(details.details(0).type_url(), "type.googleapis.com/google.rpc.ErrorInfo");
-  EXPECT_TRUE(info.ParseFromString(details.details(0).value()));
-  return info.reason();
 }
 
 class CoordinatorTest : public testing::Test {
@@ -96,7 +90,13 @@ class CoordinatorTest : public testing::Test {
       log_.push_back(line);
     };
     options.owner = "the test";
-    options.retry_backoff = absl::ZeroDuration();
+    options.retry_backoff = retry_backoff_;
+    options.publish = [this](const PublishRequest& request) {
+      ++publishings_;
+      if (publish_errors_ == 0) return PublishJob(request);
+      --publish_errors_;
+      return ErrnoToStatus(publish_errno_, "write", JoinPath(output_, "tokenizer.json"));
+    };
     options.paths = std::move(paths);
     options.recheck_interval = absl::Milliseconds(10);
     options.recheck_patience = recheck_patience_;
@@ -291,6 +291,10 @@ class CoordinatorTest : public testing::Test {
   std::string incarnation_ = "first";
   int requests_ = 0;
   absl::Duration recheck_patience_ = absl::Minutes(10);
+  absl::Duration retry_backoff_;
+  std::atomic<int> publishings_ = 0;
+  std::atomic<int> publish_errors_ = 0;  // still to come
+  int publish_errno_ = EIO;
 };
 
 TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
@@ -542,6 +546,54 @@ TEST_F(CoordinatorTest, FilesThatStayAwayAfterARestartFailTheJobUntilItIsRetried
   EXPECT_TRUE(jobs_->RetryJob(&context, retry, &running).ok());
   RunTasks(job.progress().tasks_total() - 1);
   EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, PublishingThatMeetsIoErrorsIsTriedAgainLaterEachTime) {
+  clock_ = &manual_clock_;
+  retry_backoff_ = absl::Seconds(1);
+  publish_errors_ = 2;
+  Restart();
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total());
+  WaitForLog("tried again in 1s: write");
+  EXPECT_EQ(Get(job.name()).state(), Job::PUBLISHING);
+  EXPECT_EQ(publishings_, 1);
+  manual_clock_.Advance(absl::Seconds(1));
+  WaitForLog("tried again in 2s: write");
+  manual_clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  EXPECT_EQ(publishings_, 3);
+}
+
+TEST_F(CoordinatorTest, PublishingThatKeepsFailingFailsTheJobUntilItIsRetried) {
+  publish_errno_ = ESTALE;
+  publish_errors_ = 4;
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total());
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "IO_ERROR");
+  EXPECT_THAT(failed.error().message(), testing::AllOf(HasSubstr("failed 3 times"), HasSubstr("out/tokenizer.json: Stale file handle")));
+  EXPECT_EQ(publishings_, 3);
+  grpc::ClientContext context;
+  quern::v1::RetryJobRequest retry;
+  retry.set_name(job.name());
+  Job publishing;
+  EXPECT_TRUE(jobs_->RetryJob(&context, retry, &publishing).ok());
+  // The count begins anew: one error is left.
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  EXPECT_EQ(publishings_, 5);
+}
+
+TEST_F(CoordinatorTest, PublishingOnAFullDiskFailsTheJobAtOnce) {
+  publish_errno_ = ENOSPC;
+  publish_errors_ = 1;
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total());
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "DISK_FULL");
+  EXPECT_EQ(publishings_, 1);
 }
 
 TEST_F(CoordinatorTest, OutputThatCannotBeWrittenIsNotSaidToBeInUse) {

@@ -21,6 +21,7 @@
 #include "daemon/publish/publish.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/server.h"
+#include "daemon/rpc/test_error_info.h"
 #include "grpcpp/grpcpp.h"
 #include "quant/numerics_version.h"
 #include "quern/v1/jobs.grpc.pb.h"
@@ -39,14 +40,6 @@ using quern::v1::SynchronizeResponse;
 using quern::v1::WriteShardRequest;
 using quern::v1::WriteShardResponse;
 using testing::HasSubstr;
-
-std::string ReasonIn(const grpc::Status& status) {
-  quern::v1::ErrorStatus details;
-  quern::v1::ErrorInfo info;
-  if (!details.ParseFromString(status.error_details()) || details.details_size() != 1) return "";
-  EXPECT_TRUE(info.ParseFromString(details.details(0).value()));
-  return info.reason();
-}
 
 class DataServiceTest : public testing::Test {
  protected:

@@ -60,7 +60,7 @@ class Guard::Processor : public grpc::AuthMetadataProcessor {
     const absl::StatusOr<absl::string_view> path = OnlyValue(metadata, kMethod);
     const absl::string_view method = path.ok() ? *path : "";
     std::string who;
-    grpc::Status status = guard_->Judge(method, metadata, origin, &who);
+    grpc::Status status = guard_->Judge(method, metadata, origin, certificate, &who);
     if (status.ok()) return status;
     guard_->refused_calls_[status.error_code()].Add();
     guard_->refused_.Write(absl::StrCat("audit event=refused who=", LogValue(who), " certificate=", LogValue(certificate), " from=",
@@ -119,7 +119,7 @@ void Guard::Poll() {
 }
 
 grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProcessor::InputMetadata& metadata, absl::string_view origin,
-                          std::string* who) {
+                          absl::string_view certificate, std::string* who) {
   *who = std::string(origin);
   // gRPC's own limit holds only for clients that have acknowledged it.
   size_t size = 0;
@@ -130,19 +130,21 @@ grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProc
   }
   const MethodRule* const rule = FindMethodRule(method);
   if (rule == nullptr) return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "there is no such method here");
-  if (rule->roles != 0) {
-    if (const std::shared_ptr<const TokenTable> table = tokens(); table != nullptr) {
-      const absl::StatusOr<absl::string_view> presented = TokenIn(metadata);
+  const Token* token = nullptr;
+  const std::shared_ptr<const TokenTable> table = tokens();
+  if (table != nullptr) {
+    const absl::StatusOr<absl::string_view> presented = TokenIn(metadata);
+    if (presented.ok()) token = table->Find(*presented);
+    if (token != nullptr) *who = absl::StrCat("token:", token->name);
+    if (rule->roles != 0) {
       if (!presented.ok()) {
         return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
                             "this coordinator asks for a token: give --token-file FILE, or set QUERN_TOKEN_FILE");
       }
-      const Token* const token = table->Find(*presented);
       if (token == nullptr) {
         return grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
                             "the token is none of this coordinator's: ask its administrator for one (--token-file, QUERN_TOKEN_FILE)");
       }
-      *who = absl::StrCat("token:", token->name);
       if (!Admits(*rule, token->roles)) {
         return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                             absl::StrCat("the token \"", token->name, "\" has the role ", RoleNames(token->roles), "; this call needs ",
@@ -150,11 +152,56 @@ grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProc
       }
     }
   }
-  if (open_calls_.load(std::memory_order_relaxed) >= options_.most_calls) {
+  return CheckOpenCalls(CallerOf(token, origin, certificate));
+}
+
+std::string Guard::CallerOf(const Token* token, absl::string_view origin, absl::string_view certificate) {
+  const std::string who = token != nullptr ? absl::StrCat("token:", token->name) : std::string(origin);
+  // Nothing in front of it has a blank.
+  return certificate.empty() ? who : absl::StrCat(who, " certificate:", certificate);
+}
+
+std::string Guard::CallerOf(grpc::ServerContextBase* context) {
+  std::string origin, certificate;
+  if (const std::shared_ptr<const grpc::AuthContext> properties = context->auth_context(); properties != nullptr) {
+    MutexLock lock(&properties_);
+    origin = Property(*properties, kOrigin);
+    certificate = Property(*properties, GRPC_X509_CN_PROPERTY_NAME);
+  }
+  const std::shared_ptr<const TokenTable> table = tokens();
+  const absl::StatusOr<absl::string_view> presented = TokenIn(context->client_metadata());
+  return CallerOf(table != nullptr && presented.ok() ? table->Find(*presented) : nullptr, origin, certificate);
+}
+
+grpc::Status Guard::CheckOpenCalls(const std::string& caller) {
+  MutexLock lock(&calls_mutex_);
+  if (open_calls_ >= options_.most_calls) {
     return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
                         absl::StrCat("this coordinator has ", options_.most_calls, " calls open, and takes no more at a time"));
   }
-  return grpc::Status::OK;
+  const auto open = open_calls_of_.find(caller);
+  if (open == open_calls_of_.end() || open->second < options_.most_calls_per_caller) return grpc::Status::OK;
+  return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                      absl::StrCat(caller, " has ", options_.most_calls_per_caller,
+                                   " calls open, and this coordinator takes no more of one client at a time"));
+}
+
+int64_t Guard::open_calls() {
+  MutexLock lock(&calls_mutex_);
+  return open_calls_;
+}
+
+Guard::OpenCall::OpenCall(Guard* guard, grpc::ServerContextBase* context) : guard_(guard), caller_(guard->CallerOf(context)) {
+  MutexLock lock(&guard_->calls_mutex_);
+  ++guard_->open_calls_;
+  ++guard_->open_calls_of_[caller_];
+}
+
+Guard::OpenCall::~OpenCall() {
+  MutexLock lock(&guard_->calls_mutex_);
+  --guard_->open_calls_;
+  const auto open = guard_->open_calls_of_.find(caller_);
+  if (--open->second == 0) guard_->open_calls_of_.erase(open);
 }
 
 std::string Guard::Describe(grpc::ServerContextBase* context) {

@@ -4,12 +4,12 @@
 #define QUERN_DAEMON_RPC_GUARD_H_
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +33,8 @@ struct GuardOptions {
   std::string token_file;
   // Calls that may be open at a time, of all callers.
   int64_t most_calls = 16384;
+  // Likewise, of one token (where there are none: of one origin) and one certificate.
+  int64_t most_calls_per_caller = 12288;
   Clock* clock = nullptr;
   LogLine log;
 };
@@ -53,10 +55,19 @@ class Guard {
   // Blocks.
   void Poll();
 
-  // Calls begin and end, for most_calls.
-  void CallBegins() { open_calls_.fetch_add(1, std::memory_order_relaxed); }
-  void CallEnds() { open_calls_.fetch_sub(1, std::memory_order_relaxed); }
-  int64_t open_calls() const { return open_calls_.load(std::memory_order_relaxed); }
+  // Counts a call until it is destroyed. `context` has the call's metadata.
+  class OpenCall {
+   public:
+    OpenCall(Guard* guard, grpc::ServerContextBase* context);
+    ~OpenCall();
+    OpenCall(const OpenCall&) = delete;
+    OpenCall& operator=(const OpenCall&) = delete;
+
+   private:
+    Guard* const guard_;
+    const std::string caller_;
+  };
+  int64_t open_calls();
   // How many calls the guard has refused with this code.
   uint64_t refused(grpc::StatusCode code) const { return refused_calls_[code].value(); }
 
@@ -67,12 +78,18 @@ class Guard {
   std::shared_ptr<const TokenTable> tokens();
   // Whether a call is allowed. `who` becomes what is known of the caller.
   grpc::Status Judge(absl::string_view method, const grpc::AuthMetadataProcessor::InputMetadata& metadata, absl::string_view origin,
-                     std::string* who);
+                     absl::string_view certificate, std::string* who);
+  // What calls are counted by.
+  static std::string CallerOf(const Token* token, absl::string_view origin, absl::string_view certificate);
+  std::string CallerOf(grpc::ServerContextBase* context);
+  grpc::Status CheckOpenCalls(const std::string& caller);
 
   const GuardOptions options_;
   LogLimiter refused_;
-  std::atomic<int64_t> open_calls_{0};
   std::array<Counter, grpc::StatusCode::UNAUTHENTICATED + 1> refused_calls_;
+  Mutex calls_mutex_;
+  int64_t open_calls_ QUERN_GUARDED_BY(calls_mutex_) = 0;
+  std::unordered_map<std::string, int64_t> open_calls_of_ QUERN_GUARDED_BY(calls_mutex_);
   Mutex mutex_;
   std::shared_ptr<const TokenTable> tokens_ QUERN_GUARDED_BY(mutex_);  // nullptr: none are needed
   FileVersion version_ QUERN_GUARDED_BY(mutex_);

@@ -147,11 +147,14 @@ absl::Status ListeningSocket::OpenTcp(const std::string& text) {
   return status;
 }
 
-Acceptor::Acceptor(int most_connections, Clock* clock, LogLine log) : log_(std::move(log), clock, kLinesPerSecond) {
+Acceptor::Acceptor(int most_connections, int most_of_a_peer, Clock* clock, LogLine log)
+    : log_(log, clock, kLinesPerSecond), refused_(std::move(log), clock, kLinesPerSecond) {
   rlimit files = {};
   const int limit = getrlimit(RLIMIT_NOFILE, &files) == 0 ? static_cast<int>(std::min<rlim_t>(files.rlim_cur, 1 << 20)) : 1024;
   first_ = std::min(kOwnFiles, limit / 2);
   most_ = std::min(most_connections, limit - first_);
+  peers_ = std::make_unique<ConnectionCounts>(most_of_a_peer > 0 ? most_of_a_peer : std::max(1, most_ - most_ / 4), clock,
+                                              [](int connection) { return fcntl(connection, F_GETFD) >= 0; });
 }
 
 Acceptor::~Acceptor() { Stop(); }
@@ -222,18 +225,28 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
       if (errno == EAGAIN) return true;
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;  // that connection is gone already
       not_accepted_.Add();
-      log_.Write(
+      refused_.Write(
           absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " reason=", LogValue(strerror(errno))));
       return false;
+    }
+    const std::string peer = PeerOfConnection(accepted.get());
+    if (!peers_->Admits(peer)) {
+      not_accepted_.Add();
+      refused_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()),
+                                  " from=", LogValue(PeerOf(accepted.get())),
+                                  " reason=", LogValue(absl::StrCat("there are ", peers_->most(), " connections of ", peer))));
+      continue;
     }
     UniqueFd connection(fcntl(accepted.get(), F_DUPFD_CLOEXEC, first_));
     if (!connection || connection.get() >= first_ + most_) {
       not_accepted_.Add();
-      log_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()), " from=",
-                              LogValue(PeerOf(accepted.get())), " reason=", LogValue(absl::StrCat("there are ", most_, " connections"))));
+      refused_.Write(absl::StrCat("audit event=not_accepted listener=", LogValue(port.socket.address()),
+                                  " from=", LogValue(PeerOf(accepted.get())),
+                                  " reason=", LogValue(absl::StrCat("there are ", most_, " connections"))));
       continue;
     }
     accepted.Reset();
+    peers_->Add(peer, connection.get());
     accepted_.Add();
     if (port.socket.endpoint().kind == Endpoint::Kind::kRemote) {
       log_.Write(

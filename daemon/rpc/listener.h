@@ -19,6 +19,7 @@
 #include "base/endpoint.h"
 #include "base/file.h"
 #include "base/metrics.h"
+#include "daemon/rpc/connection_counts.h"
 #include "daemon/rpc/log_limiter.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
@@ -53,14 +54,15 @@ class ListeningSocket {
   std::vector<UniqueFd> fds_;
 };
 
-// Lets connections in, at most so many at a time. Connections have the descriptors above a mark and everything else those below, so that
-// neither takes the other's.
+// Lets connections in, at most so many at a time, and so many of one peer (PeerOfConnection). Connections have the descriptors above a mark
+// and everything else those below, so that neither takes the other's.
 class Acceptor {
  public:
   // Credentials for the connections of one door; `origin` tells whose they are.
   using MakeCredentials = std::function<std::shared_ptr<grpc::ServerCredentials>(const Endpoint&, std::function<std::string()> origin)>;
 
-  Acceptor(int most_connections, Clock* clock, LogLine log);
+  // `most_of_a_peer` 0: three quarters of all.
+  Acceptor(int most_connections, int most_of_a_peer, Clock* clock, LogLine log);
   ~Acceptor();  // Stop, if it was not called
 
   // Before the server is built. A unix socket has a door for each of the first users that come, so that the log can name them.
@@ -92,9 +94,11 @@ class Acceptor {
   static Door& DoorFor(Port& port, int connection);
 
   LogLimiter log_;
+  LogLimiter refused_;  // apart: a flood of those that are let in is not to hide them
   Counter accepted_, not_accepted_;
   int first_ = 0;  // the mark
   int most_ = 0;
+  std::unique_ptr<ConnectionCounts> peers_;
   std::vector<Port> ports_;
   UniqueFd wake_;
   std::thread thread_;

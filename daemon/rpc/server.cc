@@ -1,10 +1,10 @@
 #include "daemon/rpc/server.h"
 
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
+#include "base/channel/deadline.h"
 #include "base/data_plane.h"
 #include "base/endpoint.h"
 #include "base/status_macros.h"
@@ -22,7 +22,7 @@ constexpr absl::Duration kFastestPing = absl::Seconds(5);
 constexpr absl::Duration kReload = absl::Seconds(1);
 constexpr absl::Duration kShutdownPatience = absl::Seconds(5);
 // For the last bytes of answers.
-constexpr std::chrono::milliseconds kFlushTime{50};
+constexpr absl::Duration kFlushTime = absl::Milliseconds(50);
 
 int Milliseconds(absl::Duration duration) { return static_cast<int>(absl::ToInt64Milliseconds(duration)); }
 
@@ -77,7 +77,7 @@ Server::Server(Coordinator* coordinator, const ServerOptions& options)
       jobs_(coordinator, options.limits.streams),
       workers_(coordinator->queue()),
       data_(coordinator, options.limits.streams),
-      acceptor_(options.limits.connections, options.clock, options.log),
+      acceptor_(options.limits.connections, options.limits.connections_per_peer, options.clock, options.log),
       tls_watch_(options.tls, options.log) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, const std::vector<std::string>& addresses) {
@@ -90,9 +90,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, 
   QUERN_RETURN_IF_ERROR(CheckServerOptions(options));
   if (options.tls.all()) QUERN_RETURN_IF_ERROR(CheckTlsFiles(options.tls).status());
   std::unique_ptr<Server> server(new Server(coordinator, options));
-  QUERN_ASSIGN_OR_RETURN(
-      server->guard_,
-      Guard::Open({.token_file = options.token_file, .most_calls = options.limits.calls, .clock = options.clock, .log = options.log}));
+  QUERN_ASSIGN_OR_RETURN(server->guard_, Guard::Open({.token_file = options.token_file,
+                                                      .most_calls = options.limits.calls,
+                                                      .most_calls_per_caller = options.limits.calls_per_caller,
+                                                      .clock = options.clock,
+                                                      .log = options.log}));
   Guard* const guard = server->guard_.get();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -159,7 +161,7 @@ void Server::Shutdown() {
   // gRPC itself would wait for clients to close their connections, which one that is idle does not do. What counts is that calls are
   // answered.
   calls_.AwaitNone(kShutdownPatience);
-  server_->Shutdown(std::chrono::system_clock::now() + kFlushTime);
+  server_->Shutdown(DeadlineIn(kFlushTime));
   server_->Wait();
   server_.reset();
 }

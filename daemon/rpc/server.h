@@ -32,7 +32,9 @@ namespace quern::daemon {
 // What one client may take.
 struct ServerLimits {
   int connections = 4096;                        // open at a time, of all clients
-  int calls = 16384;                             // likewise
+  int connections_per_peer = 0;                  // of one address (PeerOfConnection); 0: three quarters of `connections`
+  int calls = 16384;                             // open at a time, of all clients
+  int calls_per_caller = 12288;                  // of one token and certificate; workers of a farm may share both
   int calls_per_connection = 256;                // further ones wait at the client
   uint64_t buffers = 256 * kMiB;                 // bytes that have come and wait to be whole messages
   absl::Duration handshake = absl::Seconds(10);  // until a connection has said what it is

@@ -39,9 +39,16 @@ absl::Status ShardUpload::OpenFileOnce(uint64_t size, uint64_t durable) {
     return full;
   }
   fd_ = *std::move(made);
+  made_ = true;
   size_ = size;
   written_ = durable;
   return absl::OkStatus();
+}
+
+absl::Status ShardUpload::Broken(absl::Status status) {
+  fd_.Reset();
+  ++turn_;
+  return status;
 }
 
 absl::StatusOr<uint64_t> ShardUpload::Open(uint64_t size, uint64_t durable, uint64_t* have) {
@@ -53,7 +60,7 @@ absl::StatusOr<uint64_t> ShardUpload::Open(uint64_t size, uint64_t durable, uint
     return absl::DataLossError(absl::StrCat(path_, " has ", written_, " bytes, and had ", durable));
   }
   if (size != size_) return absl::InvalidArgumentError(absl::StrCat(path_, " was to have ", size_, " bytes, not ", size));
-  if (fdatasync(fd_.get()) != 0) return ErrnoToStatus(errno, "fdatasync", path_);
+  if (fdatasync(fd_.get()) != 0) return Broken(ErrnoToStatus(errno, "fdatasync", path_));
   *have = written_;
   return ++turn_;
 }
@@ -65,7 +72,8 @@ absl::Status ShardUpload::Write(uint64_t turn, uint64_t offset, absl::string_vie
     return absl::AbortedError(absl::StrCat("bytes at ", offset, " of ", path_, " came in place of those at ", written_));
   if (data.size() > size_ - written_)
     return absl::InvalidArgumentError(absl::StrCat(path_, " is longer than the ", size_, " bytes announced"));
-  QUERN_RETURN_IF_ERROR(WriteExactly(fd_.get(), offset, data.data(), data.size(), path_));
+  if (absl::Status status = WriteExactly(fd_.get(), offset, data.data(), data.size(), path_); !status.ok())
+    return Broken(std::move(status));
   // A hint: writing back starts now, and the next fdatasync has less to wait for.
   sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(data.size()), SYNC_FILE_RANGE_WRITE);
   written_ += data.size();
@@ -75,7 +83,7 @@ absl::Status ShardUpload::Write(uint64_t turn, uint64_t offset, absl::string_vie
 absl::StatusOr<uint64_t> ShardUpload::Sync(uint64_t turn) {
   MutexLock lock(&mutex_);
   QUERN_RETURN_IF_ERROR(CheckTurn(turn));
-  if (fdatasync(fd_.get()) != 0) return ErrnoToStatus(errno, "fdatasync", path_);
+  if (fdatasync(fd_.get()) != 0) return Broken(ErrnoToStatus(errno, "fdatasync", path_));
   return written_;
 }
 
@@ -83,8 +91,8 @@ absl::Status ShardUpload::Finish(uint64_t turn) {
   MutexLock lock(&mutex_);
   QUERN_RETURN_IF_ERROR(CheckTurn(turn));
   if (written_ != size_) return absl::FailedPreconditionError(absl::StrCat(path_, " has ", written_, " of ", size_, " bytes"));
-  if (fsync(fd_.get()) != 0) return ErrnoToStatus(errno, "fsync", path_);
-  QUERN_RETURN_IF_ERROR(SyncDirectory(DirName(path_)));
+  if (fsync(fd_.get()) != 0) return Broken(ErrnoToStatus(errno, "fsync", path_));
+  if (absl::Status status = SyncDirectory(DirName(path_)); !status.ok()) return Broken(std::move(status));
   gone_ = true;
   return fd_.Close(path_);
 }
@@ -98,7 +106,7 @@ void ShardUpload::Abandon() {
   MutexLock lock(&mutex_);
   if (gone_) return;
   gone_ = true;
-  if (!fd_) return;
+  if (!made_) return;
   fd_.Reset();
   // One that cannot be removed is left to the publishing, which removes the directory.
   RemoveFile(path_).IgnoreError();

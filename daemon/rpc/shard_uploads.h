@@ -24,7 +24,8 @@ struct UploadKey {
   bool operator<(const UploadKey& other) const { return std::tie(job, task, attempt) < std::tie(other.job, other.task, other.attempt); }
 };
 
-// One file. Thread-safe; all methods block. Each Open gives out a turn, and ends the one before: its methods are ABORTED from then on.
+// One file. Thread-safe; all methods block. Each Open gives out a turn, and ends the one before: its methods are ABORTED from then on. So
+// does an error of the file: what was not durable may be lost then, and the next Open goes on after the bytes that its sender knows to be.
 class ShardUpload {
  public:
   explicit ShardUpload(std::string path) : path_(std::move(path)) {}
@@ -47,10 +48,12 @@ class ShardUpload {
  private:
   absl::Status CheckTurn(uint64_t turn) const QUERN_REQUIRES(mutex_);
   absl::Status OpenFileOnce(uint64_t size, uint64_t durable) QUERN_REQUIRES(mutex_);
+  absl::Status Broken(absl::Status status) QUERN_REQUIRES(mutex_);
 
   const std::string path_;
   Mutex mutex_;
   UniqueFd fd_ QUERN_GUARDED_BY(mutex_);
+  bool made_ QUERN_GUARDED_BY(mutex_) = false;  // there is a file
   bool gone_ QUERN_GUARDED_BY(mutex_) = false;  // finished or abandoned
   uint64_t size_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t written_ QUERN_GUARDED_BY(mutex_) = 0;

@@ -1,5 +1,7 @@
 #include "daemon/rpc/shard_uploads.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/status_matchers.h"
@@ -35,6 +37,43 @@ TEST_F(ShardUploadsTest, FinishedFilesStay) {
   // Also when the end comes between the finish and its being forgotten.
   uploads_.Sweep([](const UploadKey&) { return false; });
   EXPECT_THAT(ReadFileToString(path_), IsOkAndHolds(std::string("abc")));
+}
+
+TEST_F(ShardUploadsTest, AfterAnErrorOnlyDurableBytesCount) {
+  const auto upload = uploads_.Find(kKey, path_);
+  QUERN_ASSERT_OK_AND_ASSIGN(const uint64_t turn, upload->Open(10, 0, &have_));
+  QUERN_ASSERT_OK(upload->Write(turn, 0, "abcd"));
+  EXPECT_THAT(upload->Sync(turn), IsOkAndHolds(4));
+  // Files may have 6 bytes for a moment.
+  ASSERT_NE(signal(SIGXFSZ, SIG_IGN), SIG_ERR);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {6, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status failed = upload->Write(turn, 4, "efgh");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(upload->Write(turn, 4, "efgh"), StatusIs(absl::StatusCode::kAborted));
+  QUERN_ASSERT_OK_AND_ASSIGN(const uint64_t next, upload->Open(10, 4, &have_));
+  EXPECT_EQ(have_, 4);
+  QUERN_ASSERT_OK(upload->Write(next, 4, "efghij"));
+  QUERN_ASSERT_OK(upload->Finish(next));
+  EXPECT_THAT(ReadFileToString(path_), IsOkAndHolds(std::string("abcdefghij")));
+}
+
+TEST_F(ShardUploadsTest, FileThatFailedIsRemovedToo) {
+  const auto upload = uploads_.Find(kKey, path_);
+  QUERN_ASSERT_OK_AND_ASSIGN(const uint64_t turn, upload->Open(10, 0, &have_));
+  ASSERT_NE(signal(SIGXFSZ, SIG_IGN), SIG_ERR);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {2, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status failed = upload->Write(turn, 0, "abcd");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_FALSE(failed.ok());
+  uploads_.Sweep([](const UploadKey&) { return false; });
+  EXPECT_FALSE(FileExists(path_));
 }
 
 TEST_F(ShardUploadsTest, FileOfAnotherIsNotFollowed) {

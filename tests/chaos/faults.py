@@ -255,8 +255,6 @@ class BadDisk(Fault):
         self.count = random.choice([1, 1, 2])
         self.failures = self.count
         self.grants = self.count
-        # It may be the coordinator that publishes.
-        self.may_fail = ("IO_ERROR",) if self.unit == 0 else ()
         self.lasts = 1.0
 
     def apply(self, farm):

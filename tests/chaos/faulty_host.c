@@ -4,8 +4,8 @@
 //   QUERN_CHAOS_SOURCE   files below it are slow to read and fail when read
 //   QUERN_CHAOS_OUTPUT   files below it fail when written and synced
 //
-// io_uring is refused, so that all I/O passes here. Waits with an absolute time of the wall clock are moved with it; one that was under way
-// when the clock jumped is not.
+// io_uring is refused, so that all I/O passes here. Waits with an absolute time of the wall clock end by it, also those that were under way
+// when it jumped, as the kernel's do.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -182,23 +182,41 @@ time_t time(time_t* out) {
 typedef int TimedWait(pthread_cond_t*, pthread_mutex_t*, const struct timespec*);
 typedef int ClockWait(pthread_cond_t*, pthread_mutex_t*, clockid_t, const struct timespec*);
 
+// A wait by the wall clock is a short one, after which it is looked at again: here, or by who waits for a condition and wakes too early.
+// The kernel's own clock does not jump.
+static struct timespec SliceEnd(const struct timespec* until) {
+  struct timespec end = *until, now;
+  Add(&end, -control->clock_offset_ns);
+  syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
+  Add(&now, 20 * 1000 * 1000);
+  const int is_later = end.tv_sec > now.tv_sec || (end.tv_sec == now.tv_sec && end.tv_nsec > now.tv_nsec);
+  return is_later ? now : end;
+}
+
+static int HasCome(const struct timespec* until) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec >= until->tv_nsec);
+}
+
 int pthread_cond_timedwait(pthread_cond_t* restrict condition, pthread_mutex_t* restrict mutex, const struct timespec* restrict until) {
   static TimedWait* next;
   // An older one of the same name expects another layout.
   if (next == NULL) next = (TimedWait*)dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
-  const int is_monotonic = (condition->__data.__wrefs & 2) != 0;
-  struct timespec moved = *until;
-  if (!is_monotonic) Add(&moved, -control->clock_offset_ns);
-  return next(condition, mutex, &moved);
+  if ((condition->__data.__wrefs & 2) != 0) return next(condition, mutex, until);  // by the monotonic clock
+  const struct timespec end = SliceEnd(until);
+  const int result = next(condition, mutex, &end);
+  return result == ETIMEDOUT && !HasCome(until) ? 0 : result;
 }
 
 int pthread_cond_clockwait(pthread_cond_t* restrict condition, pthread_mutex_t* restrict mutex, clockid_t clock,
                            const struct timespec* restrict until) {
   static ClockWait* next;
   if (next == NULL) next = (ClockWait*)Next("pthread_cond_clockwait");
-  struct timespec moved = *until;
-  if (clock == CLOCK_REALTIME) Add(&moved, -control->clock_offset_ns);
-  return next(condition, mutex, clock, &moved);
+  if (clock != CLOCK_REALTIME) return next(condition, mutex, clock, until);
+  const struct timespec end = SliceEnd(until);
+  const int result = next(condition, mutex, clock, &end);
+  return result == ETIMEDOUT && !HasCome(until) ? 0 : result;
 }
 
 // Abseil waits by this.
@@ -210,11 +228,11 @@ long syscall(long number, ...) {
   for (int i = 0; i < 6; ++i) a[i] = va_arg(arguments, long);
   va_end(arguments);
   if (next == NULL) next = (long (*)(long, ...))Next("syscall");
-  struct timespec moved;
-  if (number == SYS_futex && (a[1] & FUTEX_CLOCK_REALTIME) != 0 && a[3] != 0) {
-    moved = *(const struct timespec*)a[3];
-    Add(&moved, -control->clock_offset_ns);
-    a[3] = (long)&moved;
+  if (number != SYS_futex || (a[1] & FUTEX_CLOCK_REALTIME) == 0 || a[3] == 0) return next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  const struct timespec* const until = (const struct timespec*)a[3];
+  while (1) {
+    const struct timespec end = SliceEnd(until);
+    const long result = next(number, a[0], a[1], a[2], &end, a[4], a[5]);
+    if (result == 0 || errno != ETIMEDOUT || HasCome(until)) return result;
   }
-  return next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

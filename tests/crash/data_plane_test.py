@@ -6,6 +6,7 @@ there too. Every result has the bytes of a run on one machine, and what has come
 import argparse
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -107,9 +108,9 @@ class DataPlaneTest:
         check(status == 0, f"{' '.join(map(str, arguments))} failed with {status}:\n{err}")
         return out
 
-    def submit(self):
+    def submit(self, directory=None):
         self.jobs += 1
-        out = self.files / f"out{self.jobs}"
+        out = (directory or self.files) / f"out{self.jobs}"
         job = self.quern("submit", self.source, "-o", out, *harness.JOB, "--max-shard-size", "6MiB", "--detach").strip()
         return job, out
 
@@ -150,7 +151,8 @@ class DataPlaneTest:
         _, tasks, grants = self.finish(name, out, what)
         self.stop(worker)
         needed = self.source_bytes + harness.shards_size(out)
-        check(proxy.cuts >= needed // CUT - 1, f"{what}: only {proxy.cuts} times for {needed} bytes")
+        # Connections that are idle are given up, and their next ones have a full share again.
+        check(proxy.cuts >= needed // CUT * 3 // 4, f"{what}: only {proxy.cuts} times for {needed} bytes")
         check(grants == tasks, f"{what}: {grants} grants of {tasks} tasks: attempts were begun again")
         # A cut may lose the chunk that was under way in each direction, and what was on its way within the machine.
         allowed = needed * 1.05 + proxy.cuts * 2 * MIB
@@ -217,6 +219,35 @@ class DataPlaneTest:
         proxy.close()
         return name, out
 
+    def full_disk(self):
+        """The disk that shards are streamed to has room for some of them only, then for all."""
+        what = "the coordinator's disk is full"
+        disk = self.files / "disk"
+        disk.mkdir()
+        size = sum(file.stat().st_size for file in (self.files / "reference").glob("*.safetensors"))
+        harness.mount_tmpfs(disk, 2 * size + 64 * MIB)
+        try:
+            ballast = disk / "ballast"
+            with open(ballast, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 2 * size + 64 * MIB - size // 2)
+            worker = self.sandbox.start(self.elsewhere(self.worker("elsewhere", f"unix:{self.socket}")))
+            name, out = self.submit(disk)
+            failed = self.wait(name, lambda job: job["state"] == "FAILED", what)
+            error = failed["error"]
+            check(error["reason"] == "DISK_FULL" and re.search(r"needs \d+ bytes", error["message"]), f"{what}: {error}")
+            done = int(failed["progress"]["tasks_done"])
+            check(done > 0, f"{what}: no shard had room: {failed}")
+            # Again: nothing has changed.
+            self.quern("retry", name)
+            again = self.wait(name, lambda job: job["state"] == "FAILED", what)
+            check(again["error"]["reason"] == "DISK_FULL" and int(again["progress"]["tasks_done"]) >= done, f"{what}: {again}")
+            ballast.unlink()
+            self.quern("retry", name)
+            self.finish(name, out, what)
+            self.stop(worker)
+        finally:
+            harness.unmount(disk)
+
     def download(self, name, out):
         what = "the result is fetched"
         target = self.sandbox.directory / "fetched"
@@ -262,6 +293,7 @@ class DataPlaneTest:
         self.killed_worker()
         name, out = self.killed_coordinator()
         self.download(name, out)
+        self.full_disk()
         self.coordinator.terminate()
         self.coordinator.wait(30)
         check(harness.tree(self.source) == source_tree, "the source was changed")

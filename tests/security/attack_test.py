@@ -487,6 +487,54 @@ def floods_are_bounded(sandbox, source):
     coordinator.stop()
 
 
+def is_closed(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def one_client_does_not_take_all(sandbox, source):
+    """One address with many connections, and one token with many calls, are refused more of them; others are served."""
+    coordinator = Coordinator(sandbox, source, ["--max-connections-per-address", "100", "--max-calls-per-client", "40"])
+    greedy = [socket.create_connection(("127.0.0.1", coordinator.port), 30, source_address=("127.0.0.2", 0)) for _ in range(400)]
+    try:
+        wait_for("the refusal is in the log", lambda: "there are 100 connections of 127.0.0.2" in coordinator.text())
+        # Those that were refused are closed; of the others the server waits for a word.
+        check(wait_for("connections of one address are refused", lambda: sum(map(is_closed, greedy)) >= 300), "they are not")
+        coordinator.check_serves()
+    finally:
+        for connection in greedy:
+            connection.close()
+    # Calls that stay open, as a client's that watches.
+    token, name = coordinator.tokens["read"], coordinator.client
+    connection = http2.Connection(coordinator.connect(name)).start()
+    streams = range(1, 2 * 60, 2)
+    for stream in streams:
+        connection.call(stream, http2.grpc_headers("/grpc.health.v1.Health/Watch", token))
+        connection.send(stream, http2.message(b""))
+        if stream < 80:
+            # Open, before the next one is judged.
+            while stream not in connection.data:
+                received = connection.next_frame()
+                check(received is not None, "the connection was closed")
+                connection.handle(received)
+    for stream in streams[40:]:
+        check(connection.until_ended(stream) and b"calls open" in connection.text[stream], f"call {stream} of one client: {connection.text}")
+    check(not connection.ended & set(streams[:40]), f"calls were ended: {sorted(connection.ended)}")
+    code, _, err = coordinator.quern("jobs", token=token)
+    check(code != 0 and "token:read-token certificate:laptop has 40 calls open" in err, f"the greedy client was served: {code} {err}")
+    check("event=refused who=token:read-token" in coordinator.text(), "the refusal is not in the log")
+    code, _, err = coordinator.quern("jobs", token=coordinator.tokens["admin"])
+    check(code == 0, f"another client was not served: {err}")
+    connection.socket.close()
+    wait_for("the calls are over", lambda: coordinator.quern("jobs", token=token)[0] == 0)
+    coordinator.stop()
+
+
 def secrets_are_reloaded(coordinator):
     """New tokens and a new certificate, without a restart; a broken file changes nothing."""
     old, new = coordinator.tokens["read"], secrets.token_hex(32)
@@ -606,6 +654,8 @@ def main():
         coordinator.stop()
     with Sandbox(programs) as sandbox:
         run(floods_are_bounded, sandbox, source)
+    with Sandbox(programs) as sandbox:
+        run(one_client_does_not_take_all, sandbox, source)
 
 
 if __name__ == "__main__":

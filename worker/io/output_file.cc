@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 
 namespace quern::worker {
@@ -109,18 +109,18 @@ void OutputFile::WriteLoop() {
     uint64_t offset, size;
     {
       MutexLock lock(&mutex_);
-      const absl::Time began = absl::Now();
+      const absl::Duration began = Clock::Real()->Monotonic();
       bool starved = false;
       while (!stop_ && !failed_ && submitted_ < options_.size && (Writable() == submitted_ || in_flight_ >= depth)) {
         starved = Writable() == submitted_;
         changed_.Wait(&mutex_);
       }
-      if (starved) times_.stall_seconds += absl::ToDoubleSeconds(absl::Now() - began);
+      if (starved) times_.stall_seconds += absl::ToDoubleSeconds(Clock::Real()->Monotonic() - began);
       if (stop_ || failed_ || submitted_ == options_.size) return;
       offset = submitted_;
       size = std::min(layout_.chunk, Writable() - offset);
       submitted_ += size;
-      if (in_flight_++ == 0) write_began_ = absl::Now();
+      if (in_flight_++ == 0) write_began_ = Clock::Real()->Monotonic();
     }
     StartWrite(offset, size);
   }
@@ -185,7 +185,7 @@ void OutputFile::Written(uint64_t offset, uint64_t size) {
   if (options_.bytes_written != nullptr) *options_.bytes_written += size;
   MutexLock lock(&mutex_);
   Join(offset, offset + size, &written_, &written_ahead_);
-  if (--in_flight_ == 0) times_.write_seconds += absl::ToDoubleSeconds(absl::Now() - write_began_);
+  if (--in_flight_ == 0) times_.write_seconds += absl::ToDoubleSeconds(Clock::Real()->Monotonic() - write_began_);
   changed_.SignalAll();
 }
 
@@ -209,10 +209,10 @@ void OutputFile::HashLoop() {
       // The window's end is contiguous only for PoolLayout::window bytes: hash up to where it closes.
       end = std::min(end, RoundDown(begin, layout_.output) + layout_.output);
     }
-    const absl::Time began = absl::Now();
+    const absl::Duration began = Clock::Real()->Monotonic();
     sha_.Update(At(begin), end - begin);
     MutexLock lock(&mutex_);
-    times_.hash_seconds += absl::ToDoubleSeconds(absl::Now() - began);
+    times_.hash_seconds += absl::ToDoubleSeconds(Clock::Real()->Monotonic() - began);
     hashed_ = end;
     changed_.SignalAll();
   }

@@ -104,7 +104,7 @@ class OutputFile {
   bool stop_ QUERN_GUARDED_BY(mutex_) = false;
   bool failed_ QUERN_GUARDED_BY(mutex_) = false;
   Times times_ QUERN_GUARDED_BY(mutex_);
-  absl::Time write_began_ QUERN_GUARDED_BY(mutex_);
+  absl::Duration write_began_ QUERN_GUARDED_BY(mutex_);
   Sha256 sha_;  // of the hashing thread, then of Finish
   std::thread writer_;
   std::thread hasher_;

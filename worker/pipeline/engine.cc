@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 
 namespace quern::worker {
@@ -16,7 +16,7 @@ constexpr absl::Duration kPoll = absl::Milliseconds(20);
 // Bounds what steps of tiny tensors take outside the pool.
 constexpr uint64_t kMaxSteps = 512;
 
-double SecondsSince(absl::Time began) { return absl::ToDoubleSeconds(absl::Now() - began); }
+double SecondsSince(absl::Duration began) { return absl::ToDoubleSeconds(Clock::Real()->Monotonic() - began); }
 
 // A file that is not as long as it was changed under us; another failure is the disk's.
 absl::Status Classify(absl::Status status, const SourceHandle& file) {
@@ -78,7 +78,7 @@ absl::Status Engine::Wait(const std::function<bool(absl::Duration)>& attempt) {
 }
 
 absl::Status Engine::WaitUntil(const std::function<bool(absl::Duration)>& attempt) {
-  const absl::Time began = absl::Now();
+  const absl::Duration began = Clock::Real()->Monotonic();
   absl::Status status = Wait(attempt);
   MutexLock lock(&mutex_);
   times_.read_stall_seconds += SecondsSince(began);
@@ -119,7 +119,7 @@ absl::Status Engine::Start(std::unique_ptr<Step> owned) {
       ++step->blockers;
       gate->waiting.push_back(step);
     }
-    if (!reads.empty() && reading_ == 0) reading_since_ = absl::Now();
+    if (!reads.empty() && reading_ == 0) reading_since_ = Clock::Real()->Monotonic();
     reading_ += reads.size();
   }
   for (ReadRequest& read : reads) {
@@ -156,7 +156,7 @@ void Engine::Compute() {
     bool run;
     {
       MutexLock lock(&mutex_);
-      const absl::Time began = absl::Now();
+      const absl::Duration began = Clock::Real()->Monotonic();
       while (ready_.empty() && !stop_) ready_changed_.Wait(&mutex_);
       if (ready_.empty()) return;
       times_.compute_stall_seconds += SecondsSince(began);
@@ -168,7 +168,7 @@ void Engine::Compute() {
       End(step, absl::OkStatus());
       continue;
     }
-    const absl::Time began = absl::Now();
+    const absl::Duration began = Clock::Real()->Monotonic();
     // Taken out first: ending the step deletes it.
     const std::function<void(Step::Done)> compute = std::move(step->compute);
     compute([this, step](absl::Status status) { End(step, std::move(status)); });

@@ -113,7 +113,7 @@ class Engine {
   uint64_t started_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t alive_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t reading_ QUERN_GUARDED_BY(mutex_) = 0;
-  absl::Time reading_since_ QUERN_GUARDED_BY(mutex_);
+  absl::Duration reading_since_ QUERN_GUARDED_BY(mutex_);
   Times times_ QUERN_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
 };

@@ -25,8 +25,6 @@ namespace {
 using testing::HasSubstr;
 
 constexpr char kElsewhere[] = "/elsewhere";
-constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
-constexpr char kSmallGroups[] = "int5 group=8 asymmetric observer=minmax numerics=reference";
 
 // Runs what it is given, one after the other, on a thread of its own.
 class Errands {
@@ -90,7 +88,7 @@ class FakeFetcher : public RangeFetcher {
       }
     }
     if (hangs) return done(absl::CancelledError("cancelled"));
-    errands_.Run([=, this] {
+    errands_.Run([=] {
       const absl::StatusOr<UniqueFd> fd = OpenFile(Here(path), O_RDONLY);
       done(fd.ok() ? ReadExactly(fd->get(), offset, data, size, path) : fd.status());
     });

@@ -27,11 +27,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
 constexpr char kGroup128[] = "int4 group=128 symmetric observer=minmax numerics=reference";
-constexpr char kThreeBits[] = "int3 group=32 asymmetric observer=minmax numerics=precise";
-constexpr char kSmallGroups[] = "int5 group=8 asymmetric observer=minmax numerics=reference";
-constexpr char kChannel[] = "int8 channel symmetric observer=minmax numerics=reference";
 constexpr char kChannelThreeBits[] = "int3 channel asymmetric observer=minmax numerics=reference";
 
 TEST_F(RunTaskTest, EveryKindOfUnitInOneShard) {

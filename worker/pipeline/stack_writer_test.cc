@@ -14,17 +14,11 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kBf16[] = "plain16 tensor symmetric observer=minmax numerics=reference scale=bf16";
 constexpr char kF16[] = "plain16 tensor symmetric observer=minmax numerics=reference";
 constexpr char kF32[] = "plain32 tensor symmetric observer=minmax numerics=reference";
-constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
-constexpr char kThreeBits[] = "int3 group=32 asymmetric observer=minmax numerics=precise";
-constexpr char kChannel[] = "int8 channel symmetric observer=minmax numerics=reference";
 constexpr char kFp8Block[] = "float8 block=128 symmetric observer=minmax numerics=reference";
 constexpr char kFp8Channel[] = "float8 channel symmetric observer=minmax numerics=reference";
-constexpr char kNvfp4[] = "float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3";
-constexpr char kMxfp4[] = "float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0";
 
 TEST(CopyTransposedTest, EveryShapeAndStride) {
   std::mt19937 random(3);

@@ -16,16 +16,13 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr char kNvfp4[] = "float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3";
 constexpr char kNvfp4Static[] = "float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3 activations=nvfp4_static";
 constexpr char kFp8Static[] = "float8 tensor symmetric observer=minmax numerics=reference activations=fp8_static";
 constexpr char kFp8Tensor[] = "float8 tensor symmetric observer=minmax numerics=reference";
-constexpr char kFp8Channel[] = "float8 channel symmetric observer=minmax numerics=reference activations=fp8_token";
-constexpr char kFp8Block[] = "float8 block=128 symmetric observer=minmax numerics=reference activations=fp8_group128";
+constexpr char kFp8ChannelToken[] = "float8 channel symmetric observer=minmax numerics=reference activations=fp8_token";
+constexpr char kFp8BlockGroup128[] = "float8 block=128 symmetric observer=minmax numerics=reference activations=fp8_group128";
 constexpr char kFp8BlockF32[] = "float8 block=128 symmetric observer=minmax numerics=reference scale=f32";
-constexpr char kMxfp4[] = "float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0";
 constexpr char kMxfp8[] = "float8 group=32 symmetric observer=minmax numerics=reference scale=e8m0";
-constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
 constexpr char kImportance[] = "int4 group=32 asymmetric observer=importance numerics=reference";
 constexpr char kChannelMse[] = "int8 channel symmetric observer=mse numerics=reference";
 constexpr char kPlainBf16[] = "plain16 tensor symmetric observer=minmax numerics=reference scale=bf16";
@@ -183,9 +180,9 @@ TEST_F(StatisticsSetsTest, BlocksThatSpanRows) {
                    wide = Weight(task, "wide", 300, 12 * 1024), wider = Weight(task, "wider", 140, 40 * 1024, "F32"),
                    from = task.Encoded("from", "BF16", kFp8BlockF32, 300, 9000, 0, true);
   for (const TestSource& weight : {odd, few, tall, wide, wider, from}) {
-    task.Quantize(weight.view.tensor(), kFp8Block, weight, {});
+    task.Quantize(weight.view.tensor(), kFp8BlockGroup128, weight, {});
   }
-  task.Quantize("channel", kFp8Channel, wider, {});
+  task.Quantize("channel", kFp8ChannelToken, wider, {});
   task.Quantize("again", kGroup32, task.Encoded("again", "BF16", kFp8BlockF32, 300, 9024, 9, true), {});
   task.Finish();
   ExpectRightAndEqual(task, Options());
@@ -197,9 +194,9 @@ TEST_F(StatisticsSetsTest, EveryFloatSchemeOnRandomViews) {
   const unsigned seed = given != nullptr ? static_cast<unsigned>(std::atoi(given)) : 11;
   std::mt19937 random(seed);
   const auto pick = [&](int64_t low, int64_t high) { return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1)); };
-  const std::vector<std::string> schemes = {kNvfp4,   kFp8Tensor,       kFp8Channel,          kFp8Block, kMxfp4, kMxfp8,
-                                            kGroup32, ModelOpt(kNvfp4), ModelOpt(kFp8Channel)};
-  const std::vector<std::string> stored = {kFp8BlockF32, kNvfp4, kMxfp4, kFp8Tensor, kFp8Channel};
+  const std::vector<std::string> schemes = {kNvfp4, kFp8Tensor, kFp8ChannelToken, kFp8BlockGroup128,         kMxfp4,
+                                            kMxfp8, kGroup32,   ModelOpt(kNvfp4), ModelOpt(kFp8ChannelToken)};
+  const std::vector<std::string> stored = {kFp8BlockF32, kNvfp4, kMxfp4, kFp8Tensor, kFp8ChannelToken};
   const char* const dtypes[] = {"BF16", "F16", "F32"};
   for (int round = 0; round < 14; ++round) {
     ShardTask task(dir_.path());
@@ -246,8 +243,8 @@ TEST_F(StatisticsSetsTest, EveryFloatSchemeOnRandomViews) {
 TEST_F(StatisticsSetsTest, QuantizedWeightsBecomePlainOnes) {
   ShardTask task(dir_.path());
   int next = 0;
-  for (const std::string& stored : std::vector<std::string>{kNvfp4, kFp8Tensor, kFp8Channel, kFp8Block, kFp8BlockF32, kMxfp4, kMxfp8,
-                                                            kGroup32, ModelOpt(kNvfp4), ModelOpt(kFp8Channel)}) {
+  for (const std::string& stored : std::vector<std::string>{kNvfp4, kFp8Tensor, kFp8ChannelToken, kFp8BlockGroup128, kFp8BlockF32, kMxfp4,
+                                                            kMxfp8, kGroup32, ModelOpt(kNvfp4), ModelOpt(kFp8ChannelToken)}) {
     for (const char* const plain : {kPlainBf16, kPlainF16, kPlainF32}) {
       const bool large = next % 7 == 0;
       const TestSource source =

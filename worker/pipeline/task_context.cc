@@ -9,8 +9,8 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/byte_size.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/dtype.h"
 #include "base/status_macros.h"
@@ -130,7 +130,7 @@ absl::StatusOr<std::unique_ptr<TaskContext>> TaskContext::Create(const quern::v1
 }
 
 absl::Status TaskContext::Start() {
-  began_ = absl::Now();
+  began_ = Clock::Real()->Monotonic();
   if (absl::StatusOr<std::unique_ptr<Uring>> uring = Uring::Create(kRingDepth); uring.ok()) {
     uring_ = *std::move(uring);
   } else if (options_.reader == ReaderMode::kDirect) {
@@ -265,7 +265,7 @@ void TaskContext::FillResult(quern::v1::TaskResult* result) const {
     times->set_hash_seconds(output.hash_seconds);
     times->set_write_stall_seconds(output.stall_seconds);
   }
-  times->set_wall_seconds(absl::ToDoubleSeconds(absl::Now() - began_));
+  times->set_wall_seconds(absl::ToDoubleSeconds(Clock::Real()->Monotonic() - began_));
 }
 
 uint64_t TaskContext::largest_tile() const { return RoundDown(layout().input / 4, kIoBlock); }

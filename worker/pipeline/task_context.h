@@ -72,7 +72,7 @@ class TaskContext {
   const quern::v1::TaskSpec& spec_;
   const TaskOptions options_;
   TaskControl* const control_;
-  absl::Time began_;
+  absl::Duration began_;
   std::unique_ptr<Uring> uring_;
   std::unique_ptr<BufferPool> pool_;
   std::unique_ptr<BufferRing> input_;

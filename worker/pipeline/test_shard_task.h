@@ -15,6 +15,14 @@
 
 namespace quern::worker {
 
+// Schemes that several tests use.
+inline constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
+inline constexpr char kSmallGroups[] = "int5 group=8 asymmetric observer=minmax numerics=reference";
+inline constexpr char kThreeBits[] = "int3 group=32 asymmetric observer=minmax numerics=precise";
+inline constexpr char kChannel[] = "int8 channel symmetric observer=minmax numerics=reference";
+inline constexpr char kNvfp4[] = "float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3";
+inline constexpr char kMxfp4[] = "float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0";
+
 constexpr ReaderMode kModes[] = {ReaderMode::kAuto, ReaderMode::kDirect, ReaderMode::kBuffered, ReaderMode::kMmap};
 
 // A weight as the plan names it, and its values: dense rows.

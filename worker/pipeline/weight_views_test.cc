@@ -16,11 +16,8 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr char kGroup32[] = "int4 group=32 asymmetric observer=minmax numerics=reference";
-constexpr char kThreeBits[] = "int3 group=32 asymmetric observer=minmax numerics=reference";
+constexpr char kThreeBitsReference[] = "int3 group=32 asymmetric observer=minmax numerics=reference";
 constexpr char kEightBits[] = "int8 group=128 symmetric observer=minmax numerics=reference";
-constexpr char kSmallGroups[] = "int5 group=8 asymmetric observer=minmax numerics=reference";
-constexpr char kChannel[] = "int8 channel symmetric observer=minmax numerics=reference";
 
 unsigned Seed() {
   const char* const given = std::getenv("QUERN_TEST_SEED");
@@ -71,7 +68,7 @@ TEST_F(WeightViewsTest, TransposedStacks) {
         const TestSource of_halves = task.Strided("halves", dtype, slice + half * kInner * element, kInner, kHidden, element, row);
         task.Quantize(absl::StrCat("halves", expert, half), half == 0 ? kGroup32 : kChannel, of_halves, {});
         const TestSource interleaved = task.Strided("interleaved", dtype, slice + half * element, kInner, kHidden, 2 * element, row);
-        task.Quantize(absl::StrCat("interleaved", expert, half), kThreeBits, interleaved, {});
+        task.Quantize(absl::StrCat("interleaved", expert, half), kThreeBitsReference, interleaved, {});
       }
       // The other way around: every second column.
       task.Quantize(absl::StrCat("columns", expert), kGroup32, task.Strided("columns", dtype, slice, kHidden, 64, row, 2 * element), {});
@@ -91,8 +88,8 @@ TEST_F(WeightViewsTest, TransposedWeightsLargerThanTheirPartOfThePool) {
   task.Copy("between", stack, 12345);
   task.Quantize("whole", kSmallGroups, task.Strided("whole", "BF16", stack, 4000, 2048, 2, 8000), {});
   task.Quantize("second half", kEightBits, task.Strided("second half", "BF16", stack + 4000, 2000, 2048, 2, 8000), {});
-  task.Quantize("odd rows", kThreeBits, task.Strided("odd rows", "BF16", stack + 2, 2000, 2048, 4, 8000), {});
-  task.Quantize("long rows", kThreeBits, task.Strided("long rows", "BF16", stack, 33, 48 * 1024, 2, 160), {});
+  task.Quantize("odd rows", kThreeBitsReference, task.Strided("odd rows", "BF16", stack + 2, 2000, 2048, 4, 8000), {});
+  task.Quantize("long rows", kThreeBitsReference, task.Strided("long rows", "BF16", stack, 33, 48 * 1024, 2, 160), {});
   task.Finish();
   ExpectRightAndEqual(task, Options(kMinimumTaskMemory, 3));
   ExpectRightAndEqual(task, Options(100 * kMiB, 2));
@@ -147,13 +144,13 @@ TEST_F(WeightViewsTest, EncodedWeightsAreDecoded) {
   ShardTask task(dir_.path());
   const TestSource four = task.Encoded("four", "BF16", kGroup32, 100, 256);
   const TestSource gaps = task.Encoded("gaps", "BF16", kEightBits, 70, 256, 300);
-  const TestSource far = task.Encoded("far", "F32", kThreeBits, 67, 96, 50'000);
+  const TestSource far = task.Encoded("far", "F32", kThreeBitsReference, 67, 96, 50'000);
   const TestSource spread = task.Encoded("spread", "F16", kGroup32, 33, 64, 0, true);
   const TestSource channel = task.Encoded("channel", "BF16", kChannel, 33, 100, 7, true);
   task.Quantize("a", kEightBits, four, {});
   task.Quantize("b", kGroup32, gaps, {});
   task.Quantize("c", kChannel, far, {});
-  task.Quantize("d", kThreeBits, spread, {});
+  task.Quantize("d", kThreeBitsReference, spread, {});
   task.Quantize("e", kChannel, channel, {});
   task.Finish();
   for (const ReaderMode mode : kModes) ExpectRightAndEqual(task, Options(kMinimumTaskMemory, 2, mode));
@@ -162,7 +159,7 @@ TEST_F(WeightViewsTest, EncodedWeightsAreDecoded) {
 // Bands and segments of the encoder, from rows and parts of rows of the source's regions.
 TEST_F(WeightViewsTest, LongEncodedRows) {
   ShardTask task(dir_.path());
-  const TestSource wide = task.Encoded("wide", "BF16", kThreeBits, 67, 96 * 1024);
+  const TestSource wide = task.Encoded("wide", "BF16", kThreeBitsReference, 67, 96 * 1024);
   const TestSource groups = task.Encoded("groups", "BF16", kSmallGroups, 35, 64 * 1024, 100, true);
   const TestSource many = task.Encoded("many", "BF16", kGroup32, 1500, 4096);
   task.Quantize("a", kGroup32, wide, {});
@@ -178,7 +175,7 @@ TEST_F(WeightViewsTest, RandomShapesAndViews) {
   const unsigned seed = Seed();
   std::mt19937 random(seed);
   const auto pick = [&](int64_t low, int64_t high) { return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1)); };
-  const char* const schemes[] = {kGroup32, kThreeBits, kChannel};
+  const char* const schemes[] = {kGroup32, kThreeBitsReference, kChannel};
   const char* const dtypes[] = {"BF16", "F16", "F32"};
   for (int round = 0; round < 12; ++round) {
     ShardTask task(dir_.path());

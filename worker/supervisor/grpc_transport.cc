@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "base/channel/await_connected.h"
+#include "base/channel/deadline.h"
 #include "base/mutex.h"
-#include "channel/await_connected.h"
 #include "quern/v1/workers.grpc.pb.h"
 
 namespace quern::worker {
@@ -62,7 +62,7 @@ class GrpcTransport : public SyncTransport {
     call->request = std::move(request);
     call->timeout = timeout;
     call->done = std::move(done);
-    call->context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
+    call->context.set_deadline(DeadlineIn(timeout));
     MutexLock lock(&mutex_);
     call_ = std::move(call);
     changed_.Signal();

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "channel/credentials.h"
+#include "base/channel/credentials.h"
 #include "worker/supervisor/sync_transport.h"
 
 namespace quern::worker {

@@ -5,9 +5,9 @@
 
 #include <utility>
 
+#include "base/channel/await_connected.h"
 #include "base/data_plane.h"
 #include "base/mutex.h"
-#include "channel/await_connected.h"
 #include "worker/transfer/range_client.h"
 #include "worker/transfer/shard_client.h"
 

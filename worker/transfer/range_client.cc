@@ -3,14 +3,14 @@
 #include <string.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/channel/await_connected.h"
+#include "base/channel/deadline.h"
 #include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
-#include "channel/await_connected.h"
 
 namespace quern::worker {
 namespace {
@@ -21,8 +21,8 @@ using quern::v1::ReadSourceResponse;
 // A message of requests stays small, whatever the pipeline has asked for.
 constexpr size_t kMostRanges = 512;
 // Long enough to digest a large header from a slow disk.
-constexpr std::chrono::seconds kCheckTimeout{30};
-constexpr absl::Duration kPoll = absl::Milliseconds(50);
+constexpr absl::Duration kCheckTimeout = absl::Seconds(30);
+constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
 
 absl::Status Garbled(absl::string_view what) { return absl::UnavailableError(absl::StrCat("the coordinator's answer is garbled: ", what)); }
 
@@ -49,7 +49,7 @@ absl::StatusOr<std::vector<uint64_t>> RangeClient::Check(const std::vector<std::
   while (true) {
     AwaitConnected(*link_->channel, options_.connect, [this] { return !*stop_; });
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kCheckTimeout);
+    context.set_deadline(DeadlineIn(kCheckTimeout));
     quern::v1::CheckSourceResponse response;
     absl::Status status = FromGrpc(link_->stub->CheckSource(&context, request, &response));
     if (status.ok() && response.sizes_size() == request.paths_size()) {
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<uint64_t>> RangeClient::Check(const std::vector<std::
     const absl::Duration until = Clock::Real()->Monotonic() + pause;
     pause = std::min(2 * pause, options_.longest_pause);
     MutexLock lock(&mutex_);
-    while (!*stop_ && Clock::Real()->Monotonic() < until) changed_.WaitFor(&mutex_, kPoll);
+    while (!*stop_ && Clock::Real()->Monotonic() < until) changed_.WaitFor(&mutex_, kStopPoll);
     if (*stop_) return absl::CancelledError("the task was stopped");
   }
 }

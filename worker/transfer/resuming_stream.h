@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/channel/await_connected.h"
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "channel/await_connected.h"
 #include "worker/transfer/link_status.h"
 
 namespace quern::worker {

@@ -16,7 +16,7 @@ namespace {
 using quern::v1::WriteShardRequest;
 using quern::v1::WriteShardResponse;
 
-constexpr absl::Duration kPoll = absl::Milliseconds(50);
+constexpr absl::Duration kFinishPoll = absl::Milliseconds(50);
 
 }  // namespace
 
@@ -61,7 +61,7 @@ absl::Status ShardClient::Finish(const std::string& sha256) {
   sha256_ = sha256;
   Start();
   while (!finished_ && failure_.ok()) {
-    changed_.WaitFor(&mutex_, kPoll);
+    changed_.WaitFor(&mutex_, kFinishPoll);
     if (*stop_) return absl::CancelledError("the task was stopped");
   }
   return failure_;

@@ -1,4 +1,4 @@
-#include "telemetry/metrics_server.h"
+#include "base/telemetry/metrics_server.h"
 
 #include <errno.h>
 #include <netdb.h>

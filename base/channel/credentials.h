@@ -1,6 +1,6 @@
 // How a client or a worker shows a coordinator who it is, and is sure of whom it speaks to.
-#ifndef QUERN_CHANNEL_CREDENTIALS_H_
-#define QUERN_CHANNEL_CREDENTIALS_H_
+#ifndef QUERN_BASE_CHANNEL_CREDENTIALS_H_
+#define QUERN_BASE_CHANNEL_CREDENTIALS_H_
 
 #include <grpcpp/security/credentials.h>
 
@@ -27,4 +27,4 @@ std::shared_ptr<grpc::ChannelCredentials> NewChannelCredentials(const std::strin
 
 }  // namespace quern
 
-#endif  // QUERN_CHANNEL_CREDENTIALS_H_
+#endif  // QUERN_BASE_CHANNEL_CREDENTIALS_H_

@@ -1,6 +1,6 @@
 // The log as JSON, for collectors: one object a line.
-#ifndef QUERN_TELEMETRY_JSON_LOG_H_
-#define QUERN_TELEMETRY_JSON_LOG_H_
+#ifndef QUERN_BASE_TELEMETRY_JSON_LOG_H_
+#define QUERN_BASE_TELEMETRY_JSON_LOG_H_
 
 #include <memory>
 #include <string>
@@ -15,4 +15,4 @@ std::unique_ptr<spdlog::formatter> NewJsonLogFormatter(std::string program);
 
 }  // namespace quern
 
-#endif  // QUERN_TELEMETRY_JSON_LOG_H_
+#endif  // QUERN_BASE_TELEMETRY_JSON_LOG_H_

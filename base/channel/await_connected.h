@@ -1,6 +1,6 @@
 // Waiting for a connection that was lost.
-#ifndef QUERN_CHANNEL_AWAIT_CONNECTED_H_
-#define QUERN_CHANNEL_AWAIT_CONNECTED_H_
+#ifndef QUERN_BASE_CHANNEL_AWAIT_CONNECTED_H_
+#define QUERN_BASE_CHANNEL_AWAIT_CONNECTED_H_
 
 #include <functional>
 
@@ -20,4 +20,4 @@ void AwaitConnected(grpc::Channel& channel, absl::Duration patience, const std::
 
 }  // namespace quern
 
-#endif  // QUERN_CHANNEL_AWAIT_CONNECTED_H_
+#endif  // QUERN_BASE_CHANNEL_AWAIT_CONNECTED_H_

@@ -1,4 +1,4 @@
-#include "telemetry/metrics_server.h"
+#include "base/telemetry/metrics_server.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

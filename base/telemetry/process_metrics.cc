@@ -1,4 +1,4 @@
-#include "telemetry/process_metrics.h"
+#include "base/telemetry/process_metrics.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "telemetry/json_log.h"
+#include "base/telemetry/json_log.h"
 
 #include <chrono>
 

@@ -1,6 +1,6 @@
 // Figures of this process under the names that every exporter has for them.
-#ifndef QUERN_TELEMETRY_PROCESS_METRICS_H_
-#define QUERN_TELEMETRY_PROCESS_METRICS_H_
+#ifndef QUERN_BASE_TELEMETRY_PROCESS_METRICS_H_
+#define QUERN_BASE_TELEMETRY_PROCESS_METRICS_H_
 
 #include <string>
 #include <vector>
@@ -15,4 +15,4 @@ void AddProcessMetrics(const std::string& program, const std::string& version, u
 
 }  // namespace quern
 
-#endif  // QUERN_TELEMETRY_PROCESS_METRICS_H_
+#endif  // QUERN_BASE_TELEMETRY_PROCESS_METRICS_H_

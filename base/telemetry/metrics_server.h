@@ -1,7 +1,7 @@
 // Serves figures to Prometheus: GET /metrics over HTTP, in its text format. There is neither TLS nor a token: what is served must be no
 // secret, and the address decides who reads it.
-#ifndef QUERN_TELEMETRY_METRICS_SERVER_H_
-#define QUERN_TELEMETRY_METRICS_SERVER_H_
+#ifndef QUERN_BASE_TELEMETRY_METRICS_SERVER_H_
+#define QUERN_BASE_TELEMETRY_METRICS_SERVER_H_
 
 #include <functional>
 #include <memory>
@@ -45,4 +45,4 @@ class MetricsServer {
 
 }  // namespace quern
 
-#endif  // QUERN_TELEMETRY_METRICS_SERVER_H_
+#endif  // QUERN_BASE_TELEMETRY_METRICS_SERVER_H_

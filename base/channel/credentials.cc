@@ -1,4 +1,4 @@
-#include "channel/credentials.h"
+#include "base/channel/credentials.h"
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
