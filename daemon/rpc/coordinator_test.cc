@@ -518,7 +518,7 @@ TEST_F(CoordinatorTest, FilesThatAreAwayAfterARestartAreWaitedFor) {
   ASSERT_EQ(rename(source_.c_str(), away.c_str()), 0);
   incarnation_ = "second";
   Start();
-  WaitForLog("waits for its files");
+  WaitForLog("event=waits_for_files");
   EXPECT_EQ(Get(job.name()).state(), Job::RUNNING);
   ASSERT_EQ(rename(away.c_str(), source_.c_str()), 0);
   RunTasks(job.progress().tasks_total() - 1);
@@ -971,7 +971,7 @@ TEST_F(CoordinatorTest, EndedJobsExpireWithWhatTheyLeft) {
   RunTasks(second.progress().tasks_total());
   EXPECT_EQ(WaitForEnd(second.name()).state(), Job::SUCCEEDED);
   manual_clock_.Advance(absl::Minutes(2));
-  WaitForLog(absl::StrCat(first.name(), " has expired and is forgotten"));
+  WaitForLog(absl::StrCat("event=expired job=", first.name()));
   EXPECT_FALSE(FileExists(JoinPath(directory_->path(), "out/.quern/attempts")));
   EXPECT_EQ(Get(second.name()).state(), Job::SUCCEEDED) << "the newest is kept";
 }
@@ -988,7 +988,7 @@ TEST_F(CoordinatorTest, WallClockThatJumpsMakesNoJobExpire) {
   WaitForLog("the wall clock has jumped");
   EXPECT_EQ(Get(job.name()).state(), Job::SUCCEEDED);
   manual_clock_.Advance(absl::Hours(25));
-  WaitForLog("has expired and is forgotten");
+  WaitForLog("event=expired");
 }
 
 TEST_F(CoordinatorTest, UnknownJobsAndNamesAreErrors) {
