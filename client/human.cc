@@ -35,7 +35,7 @@ std::string FormatSqnr(double sum_squares, double sum_squared_error) {
 
 std::string FormatCount(uint64_t count) {
   std::string digits = absl::StrCat(count);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, 1, ',');
   return digits;
 }
 
