@@ -555,11 +555,11 @@ TEST_F(CoordinatorTest, PublishingThatMeetsIoErrorsIsTriedAgainLaterEachTime) {
   Restart();
   const Job job = MustCreate(Request());
   RunTasks(job.progress().tasks_total());
-  WaitForLog("tried again in 1s: write");
+  WaitForLog("wait=1s message=\"write");
   EXPECT_EQ(Get(job.name()).state(), Job::PUBLISHING);
   EXPECT_EQ(publishings_, 1);
   manual_clock_.Advance(absl::Seconds(1));
-  WaitForLog("tried again in 2s: write");
+  WaitForLog("wait=2s message=\"write");
   manual_clock_.Advance(absl::Seconds(2));
   EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
   EXPECT_EQ(publishings_, 3);
