@@ -195,6 +195,7 @@ class Farm:
     def check_processes(self):
         """Nobody is left that does not belong to a unit as it should be."""
         for _ in range(200):
+            self.step()  # one that has just died is started again
             counts = {(unit.name, role): len(unit.processes(role)) for unit in self.units for role in ("coordinator", "supervisor", "executor")}
             wanted = all(counts[unit.name, "coordinator"] == (unit is self.coordinator) and
                          counts[unit.name, "supervisor"] == (unit is not self.coordinator) and
