@@ -59,6 +59,8 @@ absl::Status EmptyDirectory(UniqueFd directory, const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status NoRegularFile(const std::string& path) { return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file")); }
+
 }  // namespace
 
 absl::Status ErrnoToStatus(int error, absl::string_view call, absl::string_view path) {
@@ -107,9 +109,24 @@ absl::Status UniqueFd::Close(absl::string_view path) {
 }
 
 absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags, mode_t mode) {
-  const int fd = ConfinedOpen(path, flags, mode);
-  if (fd < 0) return ErrnoToStatus(errno, "open", path);
-  return UniqueFd(fd);
+  if ((flags & (O_DIRECTORY | O_PATH)) != 0) {
+    UniqueFd directory(ConfinedOpen(path, flags, mode));
+    if (!directory) return ErrnoToStatus(errno, "open", path);
+    return directory;
+  }
+  UniqueFd file(ConfinedOpen(path, flags | O_NONBLOCK, mode));
+  // ENXIO: a socket, or a FIFO that nobody reads.
+  if (!file && errno == ENXIO) return NoRegularFile(path);
+  if (!file) return ErrnoToStatus(errno, "open", path);
+  struct stat info;
+  if (fstat(file.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
+  if (!S_ISREG(info.st_mode)) return NoRegularFile(path);
+  // io_uring would take O_NONBLOCK as a wish for EAGAIN where a disk has to be waited for.
+  if ((flags & O_NONBLOCK) == 0) {
+    const int status = fcntl(file.get(), F_GETFL);
+    if (status < 0 || fcntl(file.get(), F_SETFL, status & ~O_NONBLOCK) != 0) return ErrnoToStatus(errno, "fcntl", path);
+  }
+  return file;
 }
 
 absl::Status ReadExactly(int fd, uint64_t offset, void* data, size_t size, absl::string_view path) {
@@ -147,7 +164,6 @@ absl::StatusOr<std::string> ReadFileToString(const std::string& path, uint64_t l
   QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY));
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
   if (static_cast<uint64_t>(info.st_size) > limit) {
     return absl::ResourceExhaustedError(absl::StrCat(path, " has ", info.st_size, " bytes, more than the ", limit, " allowed here"));
   }

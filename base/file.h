@@ -48,7 +48,9 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// open(2) with O_CLOEXEC added.
+// open(2) with O_CLOEXEC added. Without O_DIRECTORY or O_PATH only a regular file opens (those of /proc and /sys are such): a directory,
+// FIFO, socket or device is INVALID_ARGUMENT ("<path> is no regular file"), at once, whoever made it and whether or not its other end is
+// there.
 absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags, mode_t mode = 0644);
 
 // Reads exactly `size` bytes at `offset`, across short reads. A file that ends before is DATA_LOSS ("file ended at ...").

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "base/status_matchers.h"
 
@@ -34,6 +35,22 @@ TEST(FileTest, TooLargeIsNotRead) {
   const std::string path = JoinPath(dir.path(), "a");
   QUERN_ASSERT_OK(WriteFileDurably(path, "12345"));
   EXPECT_THAT(ReadFileToString(path, 4), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("5 bytes")));
+}
+
+TEST(FileTest, WhatIsNoRegularFileIsRefusedAtOnce) {
+  QUERN_ASSERT_OK_AND_ASSIGN(TempDir dir, TempDir::Make("file_test"));
+  const std::string fifo = JoinPath(dir.path(), "fifo");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is no regular file"));
+  // Without a reader or writer at its other end.
+  for (const int flags : {O_RDONLY, O_WRONLY, O_RDWR, O_RDWR | O_CREAT}) EXPECT_THAT(OpenFile(fifo, flags), refused) << flags;
+  EXPECT_THAT(ReadFileToString(fifo), refused);
+  EXPECT_THAT(OpenFile("/dev/null", O_RDONLY), refused);
+  EXPECT_THAT(OpenFile(dir.path(), O_RDONLY), refused);
+  QUERN_EXPECT_OK(OpenFile(dir.path(), O_RDONLY | O_DIRECTORY).status());
+  // A regular one blocks as it would have.
+  QUERN_ASSERT_OK_AND_ASSIGN(const UniqueFd file, OpenFile(JoinPath(dir.path(), "a"), O_RDWR | O_CREAT));
+  EXPECT_EQ(fcntl(file.get(), F_GETFL) & O_NONBLOCK, 0);
 }
 
 TEST(FileTest, KernelFilesHaveContentButNoSize) {

@@ -117,12 +117,12 @@ absl::StatusOr<OutputState> OutputState::Prepare(const std::string& output) {
 
 bool OutputState::HeldByOldCoordinator() const {
   // RocksDB's own lock file. The lock is asked for, not taken.
-  const UniqueFd file(open(JoinPath(directory_, "LOCK").c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return false;
+  const absl::StatusOr<UniqueFd> file = OpenFile(JoinPath(directory_, "LOCK"), O_RDONLY);
+  if (!file.ok()) return false;
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
-  return fcntl(file.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  return fcntl(file->get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 absl::Status OutputState::RemoveState() {

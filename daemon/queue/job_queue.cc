@@ -24,6 +24,7 @@ using quern::v1::JobError;
 using quern::v1::Task;
 
 constexpr char kNextJobKey[] = "n";
+constexpr char kMismatch[] = "DATA_LOSS";  // of an error: two workers came to different bytes
 // Bytes of specs in one write. Those of a job that a crash kept from being added are written over by the next one, which has its number.
 constexpr size_t kSpecsAtOnce = 4 << 20;
 
@@ -694,7 +695,7 @@ void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker
       return;
     }
     JobError error;
-    error.set_reason("DATA_LOSS");
+    error.set_reason(kMismatch);
     error.set_task(TaskName(ref.job, ref.task));
     error.set_message(absl::StrCat("task ", ref.task, " (", task.record.label(), ") attempt ", ref.attempt, ": ", worker,
                                    " reported SHA-256 ", HexDigest(result.sha256()), " after ", HexDigest(task.record.sha256()),
@@ -859,14 +860,15 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
   const TaskRecord& record = job.tasks[task].record;
   const std::string& output = job.record.spec().output();
   JobError error;
-  error.set_reason("DATA_LOSS");
+  error.set_reason(kMismatch);
   error.set_task(TaskName(job.record.id(), task));
-  error.set_message(
-      absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
-                   HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
-                   HexDigest(record.sha256()), " from the same input: one of the two machines computes or stores wrongly. Compare ",
-                   options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
-                   ", take that machine out (quern cordon), then run the job again: this task is done anew"));
+  error.set_message(absl::StrCat(
+      "task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ", HexDigest(sha256),
+      ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ", HexDigest(record.sha256()),
+      " from the same input: one of the two machines computes or stores wrongly. Compare ", options_.attempt_path(output, task, attempt),
+      " and ", options_.attempt_path(output, task, record.committed_attempt()),
+      ", take that machine out (quern cordon), then run the job again: this task is done anew, and so is whatever else of the job "
+      "the machine did and nobody audited"));
   ++counts_.mismatches;
   Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
                    MessageField(error.message())));
@@ -874,6 +876,18 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
   Uncommit(job, task, Task::FAILED);
   CountTotals(job);
   Fail(job, std::move(error));
+}
+
+void JobQueue::UncommitDistrusted(JobState& job) {
+  for (uint32_t i = 0; i < job.tasks.size(); ++i) {
+    const TaskRecord& record = job.tasks[i].record;
+    if (record.state() != Task::COMMITTED || record.audit() == TaskRecord::PASSED) continue;
+    const auto worker = workers_.find(record.committed_by());
+    if (worker == workers_.end() || !worker->second.standing.cordoned()) continue;
+    Log(absl::StrCat("task event=again ", TaskFields(JobName(job.record.id()), i), " committed_by=", LogValue(worker->first),
+                     " message=\"after a mismatch, what a worker did that was taken out is done again\""));
+    Uncommit(job, i, Task::PENDING);
+  }
 }
 
 // ---- Calls of clients ----
@@ -1042,7 +1056,8 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
     Uncommit(*job, task, Task::PENDING);
     Log(absl::StrCat("task event=again ", TaskFields(JobName(id), task), " message=\"its file is gone\""));
   }
-  if (!options.lost_tasks.empty()) CountTotals(*job);
+  if (job->record.error().reason() == kMismatch) UncommitDistrusted(*job);
+  CountTotals(*job);
   if (options.audit_fraction.has_value()) {
     job->record.set_audit_fraction(*options.audit_fraction);
     for (uint32_t i = 0; i < job->tasks.size(); ++i) {

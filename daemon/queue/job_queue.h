@@ -450,6 +450,8 @@ class JobQueue {
   // `attempt` of `worker` came to other bytes than those that are committed.
   void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256)
       QUERN_REQUIRES(mutex_);
+  // On resuming after a mismatch: what cordoned workers committed and nobody audited is done again.
+  void UncommitDistrusted(JobState& job) QUERN_REQUIRES(mutex_);
   // Ends all attempts of the task; `winner` as COMMITTED, others as fenced.
   void EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) QUERN_REQUIRES(mutex_);
   // What the end of one of its attempts says of a worker.

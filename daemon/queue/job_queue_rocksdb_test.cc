@@ -144,6 +144,7 @@ struct ModelJob {
   Job::State state = Job::QUEUED;
   int priority = 0;
   bool ever_granted = false;
+  bool mismatch = false;  // is what it failed of
   std::vector<ModelTask> tasks;
 
   bool Granting() const { return state == Job::QUEUED || state == Job::RUNNING; }
@@ -190,10 +191,11 @@ struct Model {
     if (!waited && task.AuditWaits()) task.due_since = now;
     Settle(job, false);
   }
-  void FailJob(ModelJob& job) {
+  void FailJob(ModelJob& job, bool mismatch = false) {
     if (job.state == Job::SUCCEEDED || job.state == Job::FAILED || job.state == Job::CANCELLED) return;
     StopAll(job);
     job.state = Job::FAILED;
+    job.mismatch = mismatch;
   }
   static void StopAll(ModelJob& job) {
     for (ModelTask& task : job.tasks) {
@@ -256,17 +258,21 @@ struct Model {
     }
   }
 
-  void Mismatch(const Ref& ref) {
-    ModelJob& job = jobs.at(ref.job);
-    if (job.state == Job::SUCCEEDED) return;
-    ModelTask& task = job.tasks[ref.task];
-    while (!task.attempts.empty()) End({ref.job, ref.task, task.attempts.begin()->first});
-    task.state = Task::FAILED;
+  void Uncommit(uint64_t id, uint32_t index, Task::State state) {
+    ModelTask& task = jobs.at(id).tasks[index];
+    while (!task.attempts.empty()) End({id, index, task.attempts.begin()->first});
+    task.state = state;
     task.committed_attempt = 0;
     task.committed_by.clear();
     task.digest.clear();
     if (task.audit == TaskRecord::PASSED) task.audit = TaskRecord::DUE;
-    FailJob(job);
+  }
+
+  void Mismatch(const Ref& ref) {
+    ModelJob& job = jobs.at(ref.job);
+    if (job.state == Job::SUCCEEDED) return;
+    Uncommit(ref.job, ref.task, Task::FAILED);
+    FailJob(job, /*mismatch=*/true);
   }
 
   void Completed(const Ref& ref, const std::string& digest) {
@@ -366,6 +372,14 @@ struct Model {
   void Resume(uint64_t id) {
     ModelJob& job = jobs.at(id);
     if (job.state == Job::SUCCEEDED || job.state == Job::PUBLISHING) return;
+    if (std::exchange(job.mismatch, false)) {
+      for (uint32_t i = 0; i < job.tasks.size(); ++i) {
+        const ModelTask& task = job.tasks[i];
+        if (task.state == Task::COMMITTED && task.audit != TaskRecord::PASSED && cordoned.count(task.committed_by) > 0) {
+          Uncommit(id, i, Task::PENDING);
+        }
+      }
+    }
     if (!job.Granting()) {
       for (ModelTask& task : job.tasks) {
         task.failures = 0;

@@ -626,6 +626,28 @@ TEST_F(AuditTest, AuditMayBeAskedForOnResume) {
   EXPECT_EQ(Grants(Worker("b"))[0].purpose(), quern::v1::AUDIT);
 }
 
+TEST_F(AuditTest, AfterAMismatchWhatACordonedWorkerDidUnauditedIsDoneAgain) {
+  for (const bool cordon : {false, true}) {
+    const uint64_t job = AddTasks(3);
+    CompleteAndRest(Worker("a"), Granted(Worker("a")));
+    const auto slow = Granted(Worker("a"));
+    Wait(absl::Seconds(31));
+    const auto fast = Granted(Worker("b"));
+    EXPECT_THAT(fast, IsAttempt(1, 2));
+    CompleteAndRest(Worker("b"), fast);
+    CompleteAndRest(Worker("a"), slow, 0, "other bytes");
+    EXPECT_EQ(Get(job).error().reason(), "DATA_LOSS");
+    EXPECT_EQ(Get(job).progress().tasks_done(), 1);
+    if (cordon) {
+      QUERN_ASSERT_OK(Cordon("a"));
+    }
+    Restart();
+    QUERN_ASSERT_OK(Resume(job));
+    EXPECT_EQ(Get(job).progress().tasks_done(), cordon ? 0 : 1);
+    QUERN_ASSERT_OK(Call(&JobQueue::CancelJob, job));
+  }
+}
+
 TEST_F(AuditTest, FencedAttemptThatEndsWithOtherBytesIsNotSilent) {
   const uint64_t job = AddTasks(2);
   const auto slow = Granted(Worker("a"));

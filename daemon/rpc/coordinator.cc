@@ -584,6 +584,10 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
   if (Unfinished(record->state()) && !queue_->IsHeld(id)) {
     return Await([&](JobCallback done) { queue_->GetJob(id, std::move(done)); });
   }
+  // Nothing is taken for what the queue refuses.
+  if (record->state() == Job::SUCCEEDED) {
+    return Await([&](JobCallback done) { queue_->ResumeJob(id, {}, std::move(done)); });
+  }
   // What is done already would not fit what is still to be done.
   if (record->numerics_version() != quant::kNumericsVersion) {
     return WithReason(absl::FailedPreconditionError(absl::StrCat(

@@ -585,6 +585,18 @@ TEST_F(CoordinatorTest, PublishingThatKeepsFailingFailsTheJobUntilItIsRetried) {
   EXPECT_EQ(publishings_, 5);
 }
 
+TEST_F(CoordinatorTest, RetryOfASucceededJobTakesNothing) {
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total());
+  ASSERT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+  grpc::ClientContext context;
+  quern::v1::RetryJobRequest retry;
+  retry.set_name(job.name());
+  Job answer;
+  EXPECT_THAT(jobs_->RetryJob(&context, retry, &answer).error_message(), HasSubstr("has succeeded"));
+  EXPECT_THAT(ListDirectory(JoinPath(output_, ".quern")), IsOkAndHolds(testing::ElementsAre("run.json")));
+}
+
 TEST_F(CoordinatorTest, PublishingOnAFullDiskFailsTheJobAtOnce) {
   publish_errno_ = ENOSPC;
   publish_errors_ = 1;
