@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-from farm import EIO, ESTALE, LEASE
+from farm import EIO, ESTALE, LEASE, MAX_FAILURES
 
 # Takes memory of its cgroup until somebody has been killed for it. That is not itself: the memory belongs to a file.
 HOG = """
@@ -97,7 +97,8 @@ class OutOfMemory(Fault):
 
     may_fail = ("OUT_OF_MEMORY",)
     failures = 1
-    grants = 2
+    # A task that fails for good, and the other worker's attempt, which is stopped with the job.
+    grants = MAX_FAILURES + 1
     lasts = 1.0
 
     def __init__(self, at, random, setup):
