@@ -25,10 +25,9 @@ int64_t Nanoseconds(const timespec& time) { return int64_t{time.tv_sec} * 1'000'
 }  // namespace
 
 absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
-  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_NONBLOCK));
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY));
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
   if ((info.st_mode & kForbidden) != 0) {
     return absl::FailedPreconditionError(
         absl::StrFormat("%s holds a secret, and its mode %04o lets others read or replace it: chmod 600 %s", path,

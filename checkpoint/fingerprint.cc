@@ -114,10 +114,9 @@ std::vector<uint64_t> SampleOffsets(uint64_t size) {
 }
 
 absl::StatusOr<FileFingerprint> FingerprintFile(const std::string& path, bool whole_content) {
-  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_NONBLOCK));
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY));
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
   FileFingerprint fingerprint;
   fingerprint.size = info.st_size;
   fingerprint.mtime_ns = ModifiedNanoseconds(info);

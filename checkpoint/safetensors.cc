@@ -206,11 +206,9 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json,
 }
 
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path) {
-  // O_NONBLOCK: a FIFO under this name must not hold us up.
-  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_NONBLOCK));
+  QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY));
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
   const uint64_t file_size = info.st_size;
   char start[32];
   const size_t start_size = std::min<uint64_t>(file_size, sizeof(start));

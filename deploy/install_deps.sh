@@ -16,7 +16,7 @@ if [[ ${1:-} != --build-only ]]; then
   packages+=(
     clang libclang-rt-14-dev clang-format clang-tidy
     fio python3-venv time
-    iproute2 openssl
+    iproute2 iperf3 openssl
     slurm-wlm munge systemd systemd-container groff-base
   )
 fi

@@ -148,8 +148,9 @@ class QuantizePlanner {
       if (!names.empty()) summary().add_warnings(absl::StrCat(what, ":\n  ", absl::StrJoin(SummarizeNames(names), "\n  ")));
     };
     warn("scales of a KV cache or of attention are copied as they are, but the new quantization_config says nothing of them", cache);
-    warn("scales beside weights that are not stored with them are copied as they are; remove those that are left over, engines may use them",
-         left_over);
+    warn(
+        "scales beside weights that are not stored with them are copied as they are; remove those that are left over, engines may use them",
+        left_over);
     warn("tensors beside weights are dropped, since the new format has tensors of these names", replaced);
   }
 

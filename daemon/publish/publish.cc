@@ -335,12 +335,10 @@ class Publisher {
   }
 
   absl::StatusOr<ManifestFile> CopyFile(const std::string& from, const std::string& to) {
-    // O_NONBLOCK: a FIFO in its place must not hold us up.
-    absl::StatusOr<UniqueFd> source = OpenFile(from, O_RDONLY | O_NONBLOCK);
+    absl::StatusOr<UniqueFd> source = OpenFile(from, O_RDONLY);
     if (!source.ok()) return Annotate(source.status(), "side file of the source");
     struct stat info;
     if (fstat(source->get(), &info) != 0) return ErrnoToStatus(errno, "stat", from);
-    if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat("side file ", from, " is no regular file"));
     QUERN_ASSIGN_OR_RETURN(FileWriter writer, NewFile());
     std::string buffer(std::min<uint64_t>(kMiB, info.st_size), '\0');
     const uint64_t size = info.st_size;

@@ -1058,6 +1058,7 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
   }
   if (job->record.error().reason() == kMismatch) UncommitDistrusted(*job);
   CountTotals(*job);
+  if (options.priority.has_value()) job->record.set_priority(*options.priority);
   if (options.audit_fraction.has_value()) {
     job->record.set_audit_fraction(*options.audit_fraction);
     for (uint32_t i = 0; i < job->tasks.size(); ++i) {

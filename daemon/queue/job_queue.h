@@ -107,6 +107,7 @@ struct ResumeOptions {
   // Asked for anew; with the job's identity. Tasks that passed an audit keep that.
   std::optional<double> audit_fraction;
   std::string identity;
+  std::optional<int32_t> priority;
 };
 
 struct JobQueueOptions {

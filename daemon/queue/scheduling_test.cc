@@ -648,6 +648,16 @@ TEST_F(AuditTest, AfterAMismatchWhatACordonedWorkerDidUnauditedIsDoneAgain) {
   }
 }
 
+TEST_F(AuditTest, PriorityMayBeChangedOnResume) {
+  const uint64_t job = AddTasks(1);
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job));
+  ResumeOptions options;
+  options.priority = 7;
+  QUERN_ASSERT_OK(Resume(job, std::move(options)));
+  Restart();
+  EXPECT_EQ(Get(job).priority(), 7);
+}
+
 TEST_F(AuditTest, FencedAttemptThatEndsWithOtherBytesIsNotSilent) {
   const uint64_t job = AddTasks(2);
   const auto slow = Granted(Worker("a"));

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "base/log_fields.h"
@@ -53,6 +54,18 @@ bool Overwrites(const JobSpec& spec) {
 bool Unfinished(Job::State state) { return state == Job::QUEUED || state == Job::RUNNING || state == Job::PUBLISHING; }
 
 bool Ended(Job::State state) { return state == Job::SUCCEEDED || state == Job::FAILED || state == Job::CANCELLED; }
+
+// What of a request cannot be applied to the job that is there already.
+std::string OtherSettings(const CreateJobRequest& request, double audit_fraction, std::optional<int32_t> priority) {
+  std::vector<std::string> asked;
+  if (request.audit_fraction() > audit_fraction) {
+    asked.push_back(absl::StrCat("--audit ", request.audit_fraction() * 100, "%, and it has ", audit_fraction * 100, "%"));
+  }
+  if (priority.has_value() && request.priority() != 0 && request.priority() != *priority) {
+    asked.push_back(absl::StrCat("--priority ", request.priority(), ", and it has ", *priority));
+  }
+  return absl::StrJoin(asked, "; ");
+}
 
 // Files that cannot be read or written, as opposed to files with something wrong in them.
 bool MayPass(const absl::Status& status) { return absl::IsDataLoss(status) || absl::IsUnavailable(status) || absl::IsNotFound(status); }
@@ -501,6 +514,21 @@ absl::StatusOr<std::optional<Job>> Coordinator::FindFinished(const CreateJobRequ
                                                                  "; use --overwrite to start over, or choose another output")),
                       "IDENTITY_CHANGED");
   }
+  double audited = 0;
+  if (existing.has_value()) {
+    QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(*existing));
+    const std::optional<JobRecord> record = queue_->Record(*existing);
+    if (record.has_value() && plan.identity() == now.identity()) audited = record->audit_fraction();
+  }
+  // The priority of what is done does not matter any more.
+  if (const std::string others = OtherSettings(request, audited, std::nullopt); !others.empty()) {
+    return WithReason(absl::FailedPreconditionError(
+                          absl::StrCat("output ", spec.output(), " holds the finished result, but the request asks for ", others,
+                                       existing.has_value() ? absl::StrCat(" (", JobName(*existing), ")") : " as far as is known",
+                                       ". What is published cannot be audited any more: leave --audit out to take it as it is, check it "
+                                       "with quern verify --against the source, or use --overwrite to do it again with audits")),
+                      "SETTINGS_DIFFER");
+  }
   // A crash after the last step of publishing leaves the claim's files.
   {
     absl::StatusOr<OutputClaim> claim = OutputClaim::Acquire(spec.output(), options_.owner, "");
@@ -582,6 +610,17 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
   std::optional<JobRecord> record = queue_->Record(id);
   if (!record.has_value()) return absl::NotFoundError(absl::StrCat("there is no ", JobName(id)));
   if (Unfinished(record->state()) && !queue_->IsHeld(id)) {
+    const std::string others = request == nullptr ? "" : OtherSettings(*request, record->audit_fraction(), record->priority());
+    if (!others.empty()) {
+      const std::string name = JobName(id);
+      return WithReason(
+          absl::FailedPreconditionError(absl::StrCat(
+              name, " does this already, with other settings: the request asks for ", others, ". ",
+              record->state() == Job::PUBLISHING
+                  ? "It is being published, too late to change them: leave them out"
+                  : absl::StrCat("Leave them out to follow it as it is; to change them, quern pause ", name, " and submit this again"))),
+          "SETTINGS_DIFFER");
+    }
     return Await([&](JobCallback done) { queue_->GetJob(id, std::move(done)); });
   }
   // Nothing is taken for what the queue refuses.
@@ -608,6 +647,7 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
   options.spec = std::move(spec);
   if (request != nullptr) {
     options.audit_fraction = request->audit_fraction();
+    if (request->priority() != 0) options.priority = request->priority();
     options.identity = plan.identity();
   }
   // To look at many files takes a while. A job that was paused or cancelled meanwhile is not to go on.

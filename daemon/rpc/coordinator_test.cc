@@ -322,6 +322,14 @@ TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
   EXPECT_TRUE(again.already_done());
   EXPECT_EQ(again.state(), Job::SUCCEEDED);
   EXPECT_EQ(again.name(), job.name());
+  // It was not audited, and is not said to be.
+  CreateJobRequest audited = Request();
+  audited.set_audit_fraction(1);
+  Job unaudited;
+  const grpc::Status differs = Create(audited, &unaudited);
+  EXPECT_EQ(differs.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(differs.error_message(),
+              testing::AllOf(testing::HasSubstr("--audit 100%, and it has 0% (jobs/"), testing::HasSubstr("--overwrite")));
   // Something else may not take its place.
   CreateJobRequest other = Request();
   other.mutable_spec()->mutable_quantize()->set_group_size("channel");
@@ -332,6 +340,29 @@ TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
   other.mutable_spec()->mutable_quantize()->set_overwrite(true);
   other.set_request_id("with overwrite");
   EXPECT_EQ(MustCreate(other).state(), Job::QUEUED);
+}
+
+TEST_F(CoordinatorTest, RequestWithOtherSettingsThanTheRunningJobSaysHowToChangeThem) {
+  const Job job = MustCreate(Request());
+  CreateJobRequest again = Request();
+  again.set_audit_fraction(0.5);
+  again.set_priority(3);
+  Job refused;
+  const grpc::Status status = Create(again, &refused);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), testing::AllOf(testing::HasSubstr("--audit 50%, and it has 0%; --priority 3, and it has 0"),
+                                                     testing::HasSubstr("quern pause " + job.name())));
+  EXPECT_EQ(MustCreate(Request()).name(), job.name()) << "without them it is followed as it is";
+  grpc::ClientContext context;
+  quern::v1::PauseJobRequest pause;
+  pause.set_name(job.name());
+  Job paused;
+  ASSERT_TRUE(jobs_->PauseJob(&context, pause, &paused).ok());
+  again.set_request_id("after the pause");
+  const Job changed = MustCreate(again);
+  EXPECT_EQ(changed.name(), job.name());
+  EXPECT_EQ(changed.priority(), 3);
+  EXPECT_EQ(changed.audit_fraction(), 0.5);
 }
 
 TEST_F(CoordinatorTest, SyntheticOutputIsRecognisedAndMayBeReplaced) {

@@ -186,7 +186,7 @@ void SearchByNorm(const FloatTile& tile, const scalar::RangeSearch& search) {
 void SearchScalesOfTile(const FloatTile& tile, const scalar::RangeSearch& search) {
   WithFormat(tile.element, [&](auto d) {
     using D = decltype(d);
-    return tile.format.scaling == scalar::FloatScaling::kNvfp4 ? SearchByNorm<D, kComparedNvfp4<D>>(tile, search)
+    return tile.format.scaling == scalar::FloatScaling::kNvfp4 ? SearchByNorm<D, kComparedNvfp4<D> >(tile, search)
                                                                : SearchByNorm<D, Compared::kProduct>(tile, search);
   });
 }

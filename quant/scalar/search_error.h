@@ -18,9 +18,9 @@ namespace quern::quant::scalar {
 
 enum class SearchNorm { kPower24, kWeightedCube, kSquare };
 
-// |u|^2.4 by nothing but F32 multiplications and additions, to 7e-7 of the value from 2^-50 to 2^50. With v = u^2: a first estimate w of v^(-1/5) comes from
-// dividing the bits of v, as an integer, by -5 (within 3 %); then u^2.4 = v^1.2 = (v w^2)^2 (1 - h)^(-4/5), where h = 1 - v w^5 is at most
-// 0.16 in magnitude, and a polynomial stands for the last factor. 0 gives 0.
+// |u|^2.4 by nothing but F32 multiplications and additions, to 7e-7 of the value from 2^-50 to 2^50. With v = u^2: a first estimate w of
+// v^(-1/5) comes from dividing the bits of v, as an integer, by -5 (within 3 %); then u^2.4 = v^1.2 = (v w^2)^2 (1 - h)^(-4/5), where h = 1
+// - v w^5 is at most 0.16 in magnitude, and a polynomial stands for the last factor. 0 gives 0.
 struct Power24 {
   static constexpr float kSlope = -0.2f;
   static constexpr float kOrigin = 1277916288.0f;  // 2^23 (1.2 * 127 - 0.0605)

@@ -9,4 +9,6 @@ fi
 if [[ -x build/release/tests/bench/load_bench ]]; then
   TMPDIR="${QUERN_BENCH_DIR:-${TMPDIR:-/tmp}}" build/release/tests/bench/load_bench --quernd build/release/daemon/quernd
 fi
+# Skips with a reason where there is no root or no iperf3.
+python3 tests/bench/link_bench.py --bin build/release || [[ $? == 77 ]]
 exec python3 tests/bench/disk_bench.py --build build/release "$@"

@@ -117,7 +117,8 @@ TEST(OutputFileDiskTest, AFullDiskIsFoundBeforeTheFirstByte) {
   // A tmpfs refuses at once what is larger than itself.
   struct statvfs info;
   if (statvfs("/dev/shm", &info) != 0) GTEST_SKIP() << "no /dev/shm here";
-  QUERN_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<BufferPool> pool, BufferPool::Create(PoolLayout::For(kMinimumTaskMemory, {.output = true})));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<BufferPool> pool,
+                             BufferPool::Create(PoolLayout::For(kMinimumTaskMemory, {.output = true})));
   OutputFile::Options options;
   options.path = "/dev/shm/quern-output-file-test";
   options.size = uint64_t{info.f_blocks} * info.f_frsize + kGiB;

@@ -306,7 +306,6 @@ absl::StatusOr<SourceHandle> OpenSource(const std::string& path, bool direct, bo
   handle.fd = *std::move(fd);
   struct stat info;
   if (fstat(handle.fd.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file"));
   handle.size = static_cast<uint64_t>(info.st_size);
   // A hint: more is read ahead.
   posix_fadvise(handle.fd.get(), 0, 0, POSIX_FADV_SEQUENTIAL);

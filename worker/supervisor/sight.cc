@@ -31,11 +31,9 @@ absl::StatusOr<std::string> DigestSamples(const quern::v1::SightChallenge& chall
     return absl::InvalidArgumentError(absl::StrCat(challenge.offsets_size(), " samples, more than ", kMaxSightSamples));
   }
   const std::string path = paths.Apply(challenge.path());
-  // Not blocking: the path may be a FIFO here.
-  QUERN_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY | O_NONBLOCK));
+  QUERN_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
   struct stat info;
   if (fstat(file.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
-  if (!S_ISREG(info.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is no regular file"));
   const uint64_t size = info.st_size;
   if (size != challenge.size()) {
     return absl::FailedPreconditionError(absl::StrCat(path, " has ", size, " bytes here, the coordinator sees ", challenge.size()));
