@@ -110,7 +110,7 @@ def weights(kind, bits, strategy, group=None, symmetric=True):
 
 
 def schemes_of_recipes():
-    for bits in range(2, 9):
+    for bits in (3, 4, 8):  # 2, 5, 6 and 7 are like 3: loader_notes_test.cc has all
         for strategy, group in (("tensor", None), ("channel", None), ("group", 32), ("group", 128)):
             for symmetric in (True, False):
                 for inputs in (None, INT8_TOKENS | {"num_bits": 4}, INT8_TOKENS, FP8_TOKENS):
@@ -142,7 +142,7 @@ def test_plan_says_what_vllm_decides(quern, checkpoint, tmp_path):
             summary = json.loads(process.stdout)["summary"]
             cases.append((json.loads(summary["quantization_config"]), role == "routed_experts"))
             warned.append([w for w in summary.get("warnings", []) if w.startswith("vLLM cannot serve")])
-    assert len(cases) > 300
+    assert len(cases) > 150
     process = subprocess.run([sys.executable, HERE / "vllm_decisions.py"], input=json.dumps(cases), capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
     decisions = json.loads(process.stdout.splitlines()[-1])
