@@ -130,9 +130,7 @@ class QuantizePlanner {
     };
     warn("scales of a KV cache or of attention are copied as they are, but the new quantization_config says nothing of them", cache);
     warn("scales that no weight is stored with are copied as they are; remove those that are left over, engines may use them", left_over);
-    warn(
-        "tensors that say how weights in a quantized format are stored are dropped: the weights beside them are plain, and count as they are",
-        strays);
+    warn("tensors that say how weights in a quantized format are stored are dropped: the weights beside them are plain", strays);
   }
 
   static bool IsCacheScale(absl::string_view parameter) {
