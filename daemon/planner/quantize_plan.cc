@@ -18,6 +18,7 @@
 #include "daemon/planner/disk_estimate.h"
 #include "daemon/planner/emitted_config.h"
 #include "daemon/planner/loader_notes.h"
+#include "daemon/planner/minimum_memory.h"
 #include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/module_names.h"
 #include "daemon/planner/plans.h"
@@ -420,6 +421,7 @@ class QuantizePlanner {
       out.set_output_bytes(out.output_bytes() + task.bytes_to_write());
       out.set_minimum_memory(std::max<uint64_t>(out.minimum_memory(), task.minimum_memory()));
     }
+    if (memory > 0 && memory < out.minimum_memory()) return TooLittleMemory(memory);
     out.set_peak_memory(memory > 0 ? memory : kDefaultMemory);
     out.set_disk_needed(out.disk_needed() + out.output_bytes() + EstimateDiskBesideFiles(plan_, checkpoint().config().text.size()) +
                         EstimateSpill(plan_, out.peak_memory()));
@@ -428,6 +430,29 @@ class QuantizePlanner {
     }
     if (all_bits_.weights > 0) AddBits("", all_bits_);
     return absl::OkStatus();
+  }
+
+  // Names the weight that needs the most.
+  absl::Status TooLittleMemory(uint64_t memory) const {
+    const quern::v1::QuantizeUnit* neediest = nullptr;
+    uint64_t most = 0;
+    for (const quern::v1::TaskSpec& task : plan_.tasks) {
+      for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+        if (!unit.has_quantize() || MinimumMemory(unit.quantize()) <= most) continue;
+        neediest = &unit.quantize();
+        most = MinimumMemory(*neediest);
+      }
+    }
+    if (neediest == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("no task runs with less than ", FormatLeastMemory(kMinimumTaskMemory)));
+    }
+    std::string size = FormatLeastMemory(most);
+    size.erase(std::remove(size.begin(), size.end(), ' '), size.end());
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tensor ", neediest->weight().tensor(), " [", neediest->weight().rows(), ", ", neediest->weight().cols(), "] under \"",
+                     neediest->scheme(), "\" needs a buffer pool of at least ", FormatLeastMemory(most), ", and --memory is ",
+                     FormatByteSize(memory), ": give --memory ", size,
+                     MinimumMemory(*neediest, /*encoded=*/false) < most ? ", or choose observer: minmax or scales for groups" : ""));
   }
 
   void AddBits(std::string role, const Bits& bits) {
