@@ -130,6 +130,21 @@ class QuantizePlanner {
     return absl::OkStatus();
   }
 
+  // Modules that an engine loads as one matrix have the same input, and the engine keeps one scale of it.
+  void WarnOfActivationRanges() {
+    std::vector<std::string> sets;
+    for (const auto& [set, range] : activation_ranges_) {
+      if (range.first != range.second) sets.push_back(set);
+    }
+    if (sets.empty()) return;
+    std::sort(sets.begin(), sets.end());
+    summary().add_warnings(
+        absl::StrCat("--activation-scales has different magnitudes for modules that an engine loads as one matrix, with one input; vLLM "
+                     "keeps the largest scale it finds (of compressed-tensors' NVFP4 that is the smallest magnitude, which cuts larger "
+                     "values off). Give each of these the largest of its set:\n  ",
+                     absl::StrJoin(SummarizeNames(sets), "\n  ")));
+  }
+
   // Scales that belong to no weight: of a KV cache, or left over from another format.
   void WarnOfOrphans() {
     std::vector<std::string> cache, left_over, replaced;
@@ -289,6 +304,10 @@ class QuantizePlanner {
     summary().set_quantized_tensors(summary().quantized_tensors() + 1);
     const absl::Status added = inputs_->module_inputs.AddTo(
         {module.identity.module, module.identity.transformers_name, weight.cols, weight.dtype}, *module.scheme, task, unit);
+    if (added.ok() && unit.has_activation_amax()) {
+      const auto [range, first] = activation_ranges_.try_emplace(SetOf(module), unit.activation_amax(), unit.activation_amax());
+      range->second = std::minmax({range->second.first, range->second.second, unit.activation_amax()});
+    }
     if (absl::IsNotFound(added)) {
       without_inputs_.push_back(module.identity.module);
       return absl::OkStatus();
@@ -392,6 +411,7 @@ class QuantizePlanner {
     for (const checkpoint::ModuleIdentity& identity : selection_.unnamed) add(identity, -1);
     for (std::string& note : LoaderNotes(schemes, modules)) summary().add_warnings(std::move(note));
     for (std::string& warning : inputs_->module_inputs.Warnings()) summary().add_warnings(std::move(warning));
+    WarnOfActivationRanges();
     if (inputs_->export_format == kModelOpt) {
       QUERN_ASSIGN_OR_RETURN(ModelOptConfigs configs, BuildModelOptConfigs(schemes, modules));
       summary().set_quantization_config(std::move(configs.quantization_config));
@@ -466,7 +486,8 @@ class QuantizePlanner {
   Selection selection_;
   Plan& plan_;
   QuantizeInputs* inputs_ = nullptr;
-  std::vector<std::string> without_inputs_;  // modules whose scheme needs what no file has
+  std::vector<std::string> without_inputs_;                                      // modules whose scheme needs what no file has
+  absl::flat_hash_map<std::string, std::pair<float, float>> activation_ranges_;  // by set: the smallest and the largest
   StoredForms forms_;
   std::vector<size_t> collisions_;                              // tensors that are not copied
   absl::flat_hash_map<std::string, std::vector<size_t>> sets_;  // modules that share a scale
