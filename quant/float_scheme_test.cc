@@ -153,7 +153,7 @@ TEST(FloatSchemeTest, UnsupportedSpecsSayWhy) {
       {"float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0 convention=modelopt", "FP8 and NVFP4"},
       {"float4 channel symmetric observer=minmax numerics=reference", "NVFP4"},
       {"float8 block=64 symmetric observer=minmax numerics=reference", "block of 128"},
-      {"float8 channel symmetric observer=minmax numerics=reference scale=e8m0", "f32 or bf16"},
+      {"float8 channel symmetric observer=minmax numerics=reference scale=e8m0", "f32, bf16 or f16"},
       {"float8 block=128 symmetric observer=minmax numerics=reference activations=fp8_token", "fp8_group128"},
       {"float8 channel symmetric observer=minmax numerics=reference activations=mxfp8", "fp8_token"},
       {"float8 block=128 symmetric observer=minmax numerics=reference scale=f32 convention=modelopt", "tensor or a channel"},

@@ -81,7 +81,6 @@ class QuantizePlanner {
   absl::Status Run(QuantizeInputs* inputs, uint64_t memory) {
     inputs_ = inputs;
     GatherSets();
-    QUERN_RETURN_IF_ERROR(SetAsideCollisions());
     QUERN_RETURN_IF_ERROR(MakeBlocks());
     const std::vector<std::vector<size_t>> shards = LayOutShards(blocks_, summary().max_shard_size());
     plan_.tasks.reserve(shards.size());
@@ -112,24 +111,6 @@ class QuantizePlanner {
     }
   }
 
-  // Tensors beside a weight whose names the scheme stores its own under.
-  absl::Status SetAsideCollisions() {
-    for (SelectedModule& module : selection_.modules) {
-      if (module.scheme == nullptr || module.tensors.empty()) continue;
-      absl::StatusOr<const StoredForm*> form = forms_.Get(module.scheme, *module.weight);
-      if (!form.ok()) return Annotate(form.status(), module.identity.module);
-      const auto collides = [&](size_t tensor) {
-        return std::any_of((*form)->regions.begin(), (*form)->regions.end(), [&](const quant::Region& region) {
-          return Info(tensor).name == absl::StrCat(module.identity.module, ".", region.suffix);
-        });
-      };
-      const auto end = std::stable_partition(module.tensors.begin(), module.tensors.end(), [&](size_t t) { return !collides(t); });
-      collisions_.insert(collisions_.end(), end, module.tensors.end());
-      module.tensors.erase(end, module.tensors.end());
-    }
-    return absl::OkStatus();
-  }
-
   // Modules that an engine loads as one matrix have the same input, and the engine keeps one scale of it.
   void WarnOfActivationRanges() {
     std::vector<std::string> sets;
@@ -147,7 +128,7 @@ class QuantizePlanner {
 
   // Scales that belong to no weight: of a KV cache, or left over from another format.
   void WarnOfOrphans() {
-    std::vector<std::string> cache, left_over, replaced;
+    std::vector<std::string> cache, left_over, strays;
     for (const SelectedModule& module : selection_.modules) {
       for (const size_t tensor : module.tensors) {
         const std::string& name = Info(tensor).name;
@@ -159,15 +140,13 @@ class QuantizePlanner {
         }
       }
     }
-    for (const size_t tensor : collisions_) replaced.push_back(Info(tensor).name);
+    for (const size_t tensor : selection_.strays) strays.push_back(Info(tensor).name);
     const auto warn = [&](absl::string_view what, const std::vector<std::string>& names) {
       if (!names.empty()) summary().add_warnings(absl::StrCat(what, ":\n  ", absl::StrJoin(SummarizeNames(names), "\n  ")));
     };
     warn("scales of a KV cache or of attention are copied as they are, but the new quantization_config says nothing of them", cache);
-    warn(
-        "scales beside weights that are not stored with them are copied as they are; remove those that are left over, engines may use them",
-        left_over);
-    warn("tensors beside weights are dropped, since the new format has tensors of these names", replaced);
+    warn("scales that no weight is stored with are copied as they are; remove those that are left over, engines may use them", left_over);
+    warn("tensors that say how weights in a quantized format are stored are dropped: the weights beside them are plain", strays);
   }
 
   static bool IsCacheScale(absl::string_view parameter) {
@@ -358,7 +337,9 @@ class QuantizePlanner {
         if (first.count(region.tensor) == 0) dropped.emplace(region.tensor, reason);
       }
     }
-    for (const size_t tensor : collisions_) dropped.emplace(tensor, "the weight beside it is stored with another tensor of this name");
+    for (const size_t tensor : selection_.strays) {
+      dropped.emplace(tensor, "says how a weight in a quantized format is stored, and the one beside it is plain");
+    }
     for (const auto& [tensor, reason] : dropped) {
       const TensorInfo& info = Info(tensor);
       quern::v1::TensorFate& fate = *summary().add_dropped();
@@ -489,7 +470,6 @@ class QuantizePlanner {
   std::vector<std::string> without_inputs_;                                      // modules whose scheme needs what no file has
   absl::flat_hash_map<std::string, std::pair<float, float>> activation_ranges_;  // by set: the smallest and the largest
   StoredForms forms_;
-  std::vector<size_t> collisions_;                              // tensors that are not copied
   absl::flat_hash_map<std::string, std::vector<size_t>> sets_;  // modules that share a scale
   std::vector<LayoutBlock> blocks_;
   std::vector<std::vector<std::pair<std::string, size_t>>> members_;  // of blocks: (natural key, module)

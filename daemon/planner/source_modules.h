@@ -67,6 +67,9 @@ struct SourceStack {
 struct SourceModules {
   std::vector<SourceModule> modules;  // in the order of their first tensors; those cut from stacks last
   std::vector<SourceStack> stacks;
+  // Tensors beside plain weights that say how a weight in a quantized format is stored. In no module and no stack: whoever reads the result
+  // would take them for a description of what lies beside them.
+  std::vector<size_t> strays;
 };
 
 // Whether a parameter only says how a module's weight is stored, or its activations were to be: "weight_scale".
