@@ -27,6 +27,14 @@ const char* ExpertsObstacle(const SchemeSpec& spec) {
   return nullptr;
 }
 
+// vLLM looks rows of embeddings up with a kernel of its own (CompressedTensorsEmbeddingWNA16Int).
+absl::string_view EmbeddingsObstacle(const SchemeSpec& spec) {
+  const bool codes = spec.type == NumberType::kInt && spec.symmetric && spec.activations == quant::Activations::kNone;
+  const bool rows = spec.strategy == quant::Strategy::kChannel || spec.strategy == quant::Strategy::kGroup;
+  if (codes && rows && 32 % spec.num_bits == 0) return "";
+  return "its embeddings want symmetric integers of 2, 4 or 8 bits alone with a scale a channel or group: take W4A16";
+}
+
 }  // namespace
 
 // As CompressedTensorsConfig._get_scheme_from_parts and CompressedTensorsMoEMethod.get_moe_method decide, with what the classes that they
@@ -80,12 +88,25 @@ std::vector<std::string> LoaderNotes(const std::vector<SchemeSpec>& schemes, con
   for (const ConfigModule& module : modules) {
     if (module.role == checkpoint::Role::kRoutedExperts) of_experts.insert(module.scheme);
   }
+  std::set<std::pair<int, checkpoint::Role>> kinds;
+  std::set<checkpoint::Role> roles;
+  for (const ConfigModule& module : modules) {
+    if (module.scheme < 0) continue;
+    kinds.emplace(module.scheme, module.role);
+    roles.insert(module.role);
+  }
+  if (roles.count(checkpoint::Role::kRouter) > 0) {
+    notes.push_back("vLLM cannot load this result for most models: it keeps their routers in plain weights");
+  }
   if (schemes.front().convention == quant::Convention::kModelOpt) {
+    if (roles.count(checkpoint::Role::kEmbeddings) > 0) {
+      notes.push_back("vLLM cannot load this result: it keeps embeddings in plain weights where the format is ModelOpt's");
+    }
     const bool refused = std::any_of(of_experts.begin(), of_experts.end(), [&](int s) {
       return s >= 0 && schemes[s].num_bits == 8 && schemes[s].strategy == quant::Strategy::kChannel;
     });
-    notes.push_back(
-        absl::StrCat("transformers cannot load this result: it does not read the format of ModelOpt", refused ? kPlainInstead : kInstead));
+    notes.push_back(absl::StrCat("transformers cannot load this result: it does not read the format of ModelOpt",
+                                 refused || !notes.empty() ? kPlainInstead : kInstead));
     if (refused) {
       notes.push_back(
           "vLLM cannot load this result: its reader of ModelOpt's format has no FP8_PER_CHANNEL_PER_TOKEN for routed experts; "
@@ -93,16 +114,11 @@ std::vector<std::string> LoaderNotes(const std::vector<SchemeSpec>& schemes, con
     }
     return notes;
   }
-  std::set<std::pair<int, checkpoint::Role>> kinds;
-  for (const ConfigModule& module : modules) {
-    if (module.scheme >= 0) kinds.emplace(module.scheme, module.role);
-    if (module.scheme >= 0 && module.role == checkpoint::Role::kRouter && notes.empty()) {
-      notes.push_back("vLLM cannot load this result: it keeps routers in plain weights");
-    }
-  }
   std::map<std::pair<int, absl::string_view>, std::vector<absl::string_view>> refused;  // by scheme and reason: roles
   for (const auto& [s, role] : kinds) {
-    const absl::string_view why = VllmObstacle(schemes[s], role == checkpoint::Role::kRoutedExperts);
+    const absl::string_view why = role == checkpoint::Role::kEmbeddings
+                                      ? EmbeddingsObstacle(schemes[s])
+                                      : VllmObstacle(schemes[s], role == checkpoint::Role::kRoutedExperts);
     if (!why.empty()) refused[{s, why}].push_back(checkpoint::RoleName(role));
   }
   for (const auto& [scheme, roles] : refused) {

@@ -124,6 +124,21 @@ TEST(LoaderNotes, WhatVllmServes) {
   EXPECT_EQ(served, expected);
 }
 
+TEST(LoaderNotes, EmbeddingsAndRouters) {
+  const auto notes = [](const quant::SchemeSpec& spec, Role role) { return LoaderNotes({spec}, {{"model.x", "", role, false, 0}}); };
+  for (const char* name : {"W2A16", "W4A16", "W8A16"}) EXPECT_THAT(notes(*quant::PresetScheme(name), Role::kEmbeddings), IsEmpty()) << name;
+  for (const char* name : {"W3A16", "W4A16_ASYM", "W8A8", "FP8_DYNAMIC", "FP8A16", "NVFP4A16", "MXFP4A16"}) {
+    EXPECT_THAT(notes(*quant::PresetScheme(name), Role::kEmbeddings),
+                ElementsAre(AllOf(HasSubstr("vLLM cannot serve"), HasSubstr("modules of embeddings"), HasSubstr("take W4A16"))))
+        << name;
+  }
+  const quant::SchemeSpec modelopt = *quant::ToModelOpt(*quant::PresetScheme("FP8_DYNAMIC"));
+  for (const auto& [role, word] : std::map<Role, std::string>{{Role::kEmbeddings, "embeddings"}, {Role::kRouter, "routers"}}) {
+    EXPECT_THAT(notes(modelopt, role), ElementsAre(AllOf(HasSubstr("vLLM cannot load"), HasSubstr(word)),
+                                                   AllOf(HasSubstr("transformers cannot"), Not(HasSubstr("vLLM loads")))));
+  }
+}
+
 TEST(LoaderNotes, ExpertsThatLoad) {
   for (const char* name : {"W3A16", "W4A16", "W5A16", "W8A16", "FP8_DYNAMIC", "MXFP4A16"})
     EXPECT_THAT(NotesOfExperts(name), IsEmpty()) << name;
