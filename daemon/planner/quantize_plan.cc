@@ -18,6 +18,7 @@
 #include "daemon/planner/disk_estimate.h"
 #include "daemon/planner/emitted_config.h"
 #include "daemon/planner/loader_notes.h"
+#include "daemon/planner/minimum_memory.h"
 #include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/module_names.h"
 #include "daemon/planner/plans.h"
@@ -108,6 +109,21 @@ class QuantizePlanner {
       std::sort(module.tensors.begin(), module.tensors.end(), [&](size_t a, size_t b) { return Info(a).name < Info(b).name; });
       if (module.scheme != nullptr && module.scheme->SharesSetScale()) sets_[SetOf(module)].push_back(m);
     }
+  }
+
+  // Modules that an engine loads as one matrix have the same input, and the engine keeps one scale of it.
+  void WarnOfActivationRanges() {
+    std::vector<std::string> sets;
+    for (const auto& [set, range] : activation_ranges_) {
+      if (range.first != range.second) sets.push_back(set);
+    }
+    if (sets.empty()) return;
+    std::sort(sets.begin(), sets.end());
+    summary().add_warnings(
+        absl::StrCat("--activation-scales has different magnitudes for modules that an engine loads as one matrix, with one input; vLLM "
+                     "keeps the largest scale it finds (of compressed-tensors' NVFP4 that is the smallest magnitude, which cuts larger "
+                     "values off). Give each of these the largest of its set:\n  ",
+                     absl::StrJoin(SummarizeNames(sets), "\n  ")));
   }
 
   // Scales that belong to no weight: of a KV cache, or left over from another format.
@@ -267,6 +283,10 @@ class QuantizePlanner {
     summary().set_quantized_tensors(summary().quantized_tensors() + 1);
     const absl::Status added = inputs_->module_inputs.AddTo(
         {module.identity.module, module.identity.transformers_name, weight.cols, weight.dtype}, *module.scheme, task, unit);
+    if (added.ok() && unit.has_activation_amax()) {
+      const auto [range, first] = activation_ranges_.try_emplace(SetOf(module), unit.activation_amax(), unit.activation_amax());
+      range->second = std::minmax({range->second.first, range->second.second, unit.activation_amax()});
+    }
     if (absl::IsNotFound(added)) {
       without_inputs_.push_back(module.identity.module);
       return absl::OkStatus();
@@ -372,6 +392,7 @@ class QuantizePlanner {
     for (const checkpoint::ModuleIdentity& identity : selection_.unnamed) add(identity, -1);
     for (std::string& note : LoaderNotes(schemes, modules)) summary().add_warnings(std::move(note));
     for (std::string& warning : inputs_->module_inputs.Warnings()) summary().add_warnings(std::move(warning));
+    WarnOfActivationRanges();
     if (inputs_->export_format == kModelOpt) {
       QUERN_ASSIGN_OR_RETURN(ModelOptConfigs configs, BuildModelOptConfigs(schemes, modules));
       summary().set_quantization_config(std::move(configs.quantization_config));
@@ -401,6 +422,7 @@ class QuantizePlanner {
       out.set_output_bytes(out.output_bytes() + task.bytes_to_write());
       out.set_minimum_memory(std::max<uint64_t>(out.minimum_memory(), task.minimum_memory()));
     }
+    if (memory > 0 && memory < out.minimum_memory()) return TooLittleMemory(memory);
     out.set_peak_memory(memory > 0 ? memory : kDefaultMemory);
     out.set_disk_needed(out.disk_needed() + out.output_bytes() + EstimateDiskBesideFiles(plan_, checkpoint().config().text.size()) +
                         EstimateSpill(plan_, out.peak_memory()));
@@ -409,6 +431,29 @@ class QuantizePlanner {
     }
     if (all_bits_.weights > 0) AddBits("", all_bits_);
     return absl::OkStatus();
+  }
+
+  // Names the weight that needs the most.
+  absl::Status TooLittleMemory(uint64_t memory) const {
+    const quern::v1::QuantizeUnit* neediest = nullptr;
+    uint64_t most = 0;
+    for (const quern::v1::TaskSpec& task : plan_.tasks) {
+      for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+        if (!unit.has_quantize() || MinimumMemory(unit.quantize()) <= most) continue;
+        neediest = &unit.quantize();
+        most = MinimumMemory(*neediest);
+      }
+    }
+    if (neediest == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("no task runs with less than ", FormatLeastMemory(kMinimumTaskMemory)));
+    }
+    std::string size = FormatLeastMemory(most);
+    size.erase(std::remove(size.begin(), size.end(), ' '), size.end());
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tensor ", neediest->weight().tensor(), " [", neediest->weight().rows(), ", ", neediest->weight().cols(), "] under \"",
+                     neediest->scheme(), "\" needs a buffer pool of at least ", FormatLeastMemory(most), ", and --memory is ",
+                     FormatByteSize(memory), ": give --memory ", size,
+                     MinimumMemory(*neediest, /*encoded=*/false) < most ? ", or choose observer: minmax or scales for groups" : ""));
   }
 
   void AddBits(std::string role, const Bits& bits) {
@@ -422,7 +467,8 @@ class QuantizePlanner {
   Selection selection_;
   Plan& plan_;
   QuantizeInputs* inputs_ = nullptr;
-  std::vector<std::string> without_inputs_;  // modules whose scheme needs what no file has
+  std::vector<std::string> without_inputs_;                                      // modules whose scheme needs what no file has
+  absl::flat_hash_map<std::string, std::pair<float, float>> activation_ranges_;  // by set: the smallest and the largest
   StoredForms forms_;
   absl::flat_hash_map<std::string, std::vector<size_t>> sets_;  // modules that share a scale
   std::vector<LayoutBlock> blocks_;

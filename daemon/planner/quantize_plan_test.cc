@@ -212,6 +212,24 @@ TEST(QuantizePlan, TrainedCheckpoint) {
   EXPECT_THAT(plan.summary.side_files(), ElementsAre("generation_config.json", "tokenizer.json", "tokenizer_config.json"));
 }
 
+TEST(QuantizePlan, MemoryThatIsTooLittleIsRefusedWithWhatIsEnough) {
+  TestCheckpoint source("llama");
+  source.Add("model.layers.0.mlp.up_proj.weight", {256, 64});
+  source.Add("model.layers.0.mlp.down_proj.weight", {256, 30016});
+  source.Write();
+  JobSpec job = QuantizeJob(source.path(), "{scheme: FP8_BLOCK, observer: mse}");
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(job, false));
+  const uint64_t least = plan.summary.minimum_memory();
+  ASSERT_NE(least % kMiB, 0);
+  job.mutable_quantize()->set_memory(kMinimumTaskMemory);
+  const std::string size = absl::StrCat(least / kMiB + 1, "MiB");
+  EXPECT_THAT(MakePlan(job, false), StatusIs(absl::StatusCode::kResourceExhausted,
+                                             AllOf(HasSubstr("model.layers.0.mlp.down_proj.weight [256, 30016]"),
+                                                   HasSubstr(absl::StrCat("give --memory ", size)), HasSubstr("observer: minmax"))));
+  job.mutable_quantize()->set_memory(ParseByteSize(size).value());
+  EXPECT_THAT(MakePlan(job, false), IsOk());
+}
+
 TEST(QuantizePlan, SmallShardsHoldSmallPartsOfLayers) {
   const uint64_t limit = 300'000;
   const Plan plan = PlanOf(kMicro, "{scheme: W4A16_ASYM, group_size: 32, targets: [routed_experts]}", limit);

@@ -105,6 +105,14 @@ std::string ListedLines(const std::vector<std::string>& lines) {
   return text;
 }
 
+// A value that is written as plain one is rounded once.
+void DecodeFor(DType dtype, SourceWeight& weight) {
+  if (!weight.DecodesToAnyDType()) return;
+  // Of what F16 cannot hold the place is named: products in F32 are asked for then, unless the scale is rounded first.
+  const bool scale_first = weight.decoder->spec().convention == quant::Convention::kModelOpt && weight.decoder->spec().num_bits == 8;
+  weight.dtype = dtype == DType::kF16 && !scale_first ? DType::kF32 : dtype;
+}
+
 // Values of a dtype as a scheme.
 absl::StatusOr<const quant::Scheme*> PlainScheme(DType dtype) {
   QUERN_ASSIGN_OR_RETURN(const quant::SchemeSpec spec, quant::PlainSpec(dtype));
@@ -452,6 +460,7 @@ class Selector {
       if (module.scheme != nullptr || !module.weight.has_value() || module.weight->decoder == nullptr) continue;
       module.scheme = plain;
       module.dequantized = true;
+      DecodeFor(DType::kBF16, *module.weight);
       names.push_back(module.identity.module);
     }
     if (!names.empty()) {
@@ -540,6 +549,7 @@ absl::StatusOr<Selection> SelectStored(const checkpoint::Checkpoint& checkpoint,
     if (selected.weight.has_value() && selected.weight->decoder != nullptr) {
       selected.scheme = plain;
       selected.dequantized = any = true;
+      DecodeFor(dtype, *selected.weight);
       selected.reason = absl::StrCat("stored as ", selected.weight->decoder->spec().ToString());
       cut = cut || module.stack.has_value();
     }

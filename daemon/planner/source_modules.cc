@@ -30,6 +30,7 @@ using quant::Strategy;
 constexpr uint64_t kBlock = 128;   // of FP8 in blocks
 constexpr uint64_t kMxGroup = 32;  // of MXFP4 and MXFP8
 constexpr uint64_t kNvfp4Group = 16;
+constexpr absl::string_view kFp8Scales[] = {"weight_scale_inv", "weight_scale", "scale"};
 
 // Beside a plain weight these may be parameters of the model: learned scales, and scales of a cache under their old name.
 bool IsStrayBesidePlain(absl::string_view parameter) {
@@ -284,9 +285,10 @@ class Gatherer {
     QUERN_RETURN_IF_ERROR(ReadExactly(file.get(), offset, bytes, location.info->bytes(), shard.path));
     uint64_t sides[2] = {0, 0};
     for (int i = 0; i < 2 * width; ++i) sides[i / width] |= uint64_t{bytes[i]} << (8 * (i % width));
+    const auto number = [&](uint64_t side) { return width == 8 ? static_cast<int64_t>(side) : static_cast<int32_t>(side); };
     if (sides[0] != packed.shape[0] || sides[1] == 0 || sides[1] > packed.shape[1] * 32) {
-      return Unreadable(
-          absl::StrCat("its weight_shape says [", sides[0], ", ", sides[1], "], which weight_packed ", ShapeText(packed), " cannot hold"));
+      return Unreadable(absl::StrCat("its weight_shape says [", number(sides[0]), ", ", number(sides[1]), "], which weight_packed ",
+                                     ShapeText(packed), " cannot hold"));
     }
     return std::pair(sides[0], sides[1]);
   }
@@ -347,14 +349,17 @@ class Gatherer {
       if (is_group) return std::pair(FloatSpec(8, Strategy::kGroup, kMxGroup, ScaleType::kE8m0), DType::kBF16);
     }
     if (IsScaleFloat(dtype)) {
-      // Scales that compressed-tensors wrote have the dtype of the weights; others are F32 or BF16 beside BF16 weights.
-      const bool own = format_.method() == "compressed-tensors" || dtype != DType::kF32;
-      const ScaleType scale = own ? ScaleType::kWeight : ScaleType::kF32;
-      const DType decoded = own ? dtype : DType::kBF16;
+      // Scales that compressed-tensors wrote have the dtype of the weights; others are F32, BF16 or F16 beside BF16 weights.
+      const bool own = format_.method() == "compressed-tensors";
+      const ScaleType scale = own                     ? ScaleType::kWeight
+                              : dtype == DType::kBF16 ? ScaleType::kBf16
+                              : dtype == DType::kF16  ? ScaleType::kF16
+                                                      : ScaleType::kF32;
+      const DType decoded = own || dtype == DType::kF16 ? dtype : DType::kBF16;
       if (elements == 1 || is_channel) {
         SchemeSpec spec = FloatSpec(8, elements == 1 ? Strategy::kTensor : Strategy::kChannel, 0, scale);
         // ModelOpt rounds its scales to the dtype of the weight before it multiplies.
-        if (!own && format_.method() == "modelopt") spec.convention = quant::Convention::kModelOpt;
+        if (scale == ScaleType::kF32 && format_.method() == "modelopt") spec.convention = quant::Convention::kModelOpt;
         return std::pair(spec, decoded);
       }
       if (is_block) return std::pair(FloatSpec(8, Strategy::kBlock, kBlock, scale), decoded);
@@ -372,12 +377,21 @@ class Gatherer {
                                    ", its tensors fit blocks of 128 x 128, which are the only ones that can be read"));
   }
 
+  // Scales under two names may differ, and nothing says which of them holds.
+  absl::Status CheckOneScale(const Parts& parts) const {
+    std::vector<std::string> found;
+    for (const absl::string_view name : kFp8Scales) {
+      if (const size_t* scale = Find(parts, name)) found.push_back(Info(*scale).name);
+    }
+    if (found.size() < 2) return absl::OkStatus();
+    return Unreadable(absl::StrCat("it is FP8 with scales under ", found.size(),
+                                   " names, and nothing says which one counts: remove all but one of ", absl::StrJoin(found, " and ")));
+  }
+
   absl::StatusOr<std::optional<SourceWeight>> Fp8(const checkpoint::ModuleIdentity& identity, const Parts& parts, size_t weight) {
     const TensorInfo& info = Info(weight);
-    if (Find(parts, "weight_scale_inv") != nullptr && Find(parts, "weight_scale") != nullptr) {
-      return Unreadable("it is FP8 with a weight_scale and a weight_scale_inv, and nothing says which one counts");
-    }
-    for (const absl::string_view name : {"weight_scale_inv", "weight_scale", "scale"}) {
+    QUERN_RETURN_IF_ERROR(CheckOneScale(parts));
+    for (const absl::string_view name : kFp8Scales) {
       const size_t* const scale = Find(parts, name);
       if (scale == nullptr) continue;
       QUERN_ASSIGN_OR_RETURN(const auto scheme, Fp8Scheme(info.shape[0], info.shape[1], Info(*scale).dtype, Info(*scale).shape));
@@ -535,6 +549,7 @@ class Gatherer {
     if (!blocks && !IsPlainDType(info.dtype) && !(info.dtype == DType::kF8E4M3 && entry.scale.has_value())) {
       return Unreadable(absl::StrCat("a stack of experts in ", DTypeName(info.dtype), " cannot be read"));
     }
+    if (info.dtype == DType::kF8E4M3) QUERN_RETURN_IF_ERROR(CheckOneScale(parts_[entry.module]));
     quantized = quantized || blocks || info.dtype == DType::kF8E4M3;
     for (uint64_t expert = 0; expert < axes.experts; ++expert) {
       for (size_t part = 0; part < entry.stack.names.size(); ++part) {
@@ -628,6 +643,14 @@ bool IsStorageParameter(absl::string_view parameter) {
       "weight_global_scale", "weight_zero_point",  "weight_g_idx",     "weight_shape",   "input_scale",
       "input_zero_point",    "input_global_scale", "activation_scale", "output_scale",   "pre_quant_scale"};
   return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
+}
+
+bool SourceWeight::DecodesToAnyDType() const {
+  if (decoder == nullptr) return false;
+  const SchemeSpec& spec = decoder->spec();
+  if (spec.convention == quant::Convention::kModelOpt) return true;
+  const bool groups = spec.strategy == Strategy::kGroup || spec.strategy == Strategy::kTensorGroup;
+  return spec.type == quant::NumberType::kFloat && !groups && spec.scale != ScaleType::kWeight;
 }
 
 uint64_t SourceWeight::bytes() const {

@@ -39,6 +39,9 @@ struct SourceWeight {
   std::vector<SourceRegion> regions;       // in the order of the decoder's, constant ones left out
 
   uint64_t elements() const { return rows * cols; }
+  // Whether `dtype` may be any: its values are products that are rounded once, to what they are asked for in, as the libraries that read
+  // the format do. Others have the dtype that compressed-tensors gives them.
+  bool DecodesToAnyDType() const;
   uint64_t bytes() const;  // that reading it once takes
 };
 
