@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import safetensors.torch
 import torch
 
 import checkpoints
@@ -33,6 +34,13 @@ RELATED |= {
     "MXFP4": SCHEMES["MXFP4A16"],
     "MXFP8": SCHEMES["MXFP8A16"],
 }
+# With scales of activations from a file, which says AMAX of every module.
+AMAX = 1.5
+STATIC = {
+    "FP8": lambda w, amax: _fp8_per_tensor(w) | {"input_scale": _rounded(AMAX, w.dtype).div(448).to(w.dtype).reshape(1)},
+    "NVFP4": lambda w, amax: reference.nvfp4(w, amax) | {
+        "input_global_scale": _rounded(_rounded(1 / _rounded(AMAX, w.dtype), w.dtype) * (448 * 6), w.dtype).reshape(1)},
+}
 GROUPED = ("W3A16", "W4A16", "W4A16_ASYM", "W8A16", "W4A8", *(name for name in RELATED if "A16" in name and name != "FP8A16"))
 MODELOPT = {
     "NVFP4A16": reference.modelopt_nvfp4,
@@ -43,6 +51,15 @@ MODELOPT = {
 def _int_quantized(weight, bits=8, group=None):
     codes, scale, _ = reference.integer(weight, bits, group)
     return {"weight": codes.to(torch.int8), "weight_scale": scale}
+
+
+def _rounded(value, dtype):
+    return torch.as_tensor(value, dtype=torch.float32).to(dtype).float()
+
+
+def _fp8_per_tensor(weight):
+    tensors = reference.fp8(weight.reshape(1, -1))
+    return {"weight": tensors["weight"].reshape(weight.shape), "weight_scale": tensors["weight_scale"].reshape(1)}
 
 
 def as_bytes(tensor):
@@ -100,6 +117,17 @@ def test_bytes_equal_the_definition(quern, family_checkpoint, tmp_path, scheme, 
     stored = checkpoints.contents(tmp_path / "out")
     for name, entry in others.items():
         assert stored[name] == entry, f"{name}: bytes differ from the source's"
+
+
+@pytest.mark.parametrize("dtype,family", (("BF16", "llama"), ("BF16", "qwen3_moe"), ("F16", "llama"), ("F32", "llama")))
+@pytest.mark.parametrize("scheme", STATIC)
+def test_static_activations_equal_the_definition(quern, family_checkpoint, tmp_path, scheme, dtype, family):
+    source = family_checkpoint(family, dtype)
+    weights = families.linear_weights(family, source)
+    safetensors.torch.save_file({module: torch.tensor(AMAX) for module in weights}, tmp_path / "amax.safetensors")
+    run(quern, source, tmp_path / "out", scheme, "--activation-scales", tmp_path / "amax.safetensors")
+    with parity_table.DEFINITIONS.row(f"{scheme} --activation-scales", dtype, family):
+        compare(weights, STATIC[scheme], tmp_path / "out")
 
 
 @pytest.mark.parametrize("family", ("llama", "qwen3_moe", "deepseek_v3", "llama4_text"))
