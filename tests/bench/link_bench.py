@@ -8,6 +8,7 @@ result is the same. Needs root."""
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import threading
@@ -56,6 +57,28 @@ class Meter:
         low = next(sample for sample in self.samples if sample[1] >= first + 0.05 * (last - first))
         high = next(sample for sample in self.samples if sample[1] >= first + 0.95 * (last - first))
         return 8 * (high[1] - low[1]) / (high[0] - low[0])
+
+
+class Cost:
+    """Seconds of processors, of a sandbox's coordinator and workers and of the children that this process has waited for."""
+
+    def __init__(self, sandbox):
+        self.sandbox = sandbox
+        self.first = self._read()
+
+    def _read(self):
+        seconds = {"coordinator": 0.0, "worker": 0.0, "command": sum(os.times()[2:4])}
+        for process in self.sandbox.processes():
+            name = {"coordinator": "coordinator", "supervisor": "worker", "executor": "worker"}.get(process.role)
+            if name is not None:
+                # Also of the children it has waited for.
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+                seconds[name] += sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+        return seconds
+
+    def per_gigabyte(self, size, *names):
+        now = self._read()
+        return " + ".join(f"{(now[name] - self.first[name]) * 1e9 / size:.2f}" for name in names)
 
 
 class LinkBench:
@@ -128,19 +151,24 @@ class LinkBench:
         limit = self.iperf3()
         out = self.files / f"out-{rate}"
         began = time.monotonic()
+        cost = Cost(self.sandbox)
         with Meter(self.there) as meter:
             job, show = self.submit(out)
             self.wait(show, 900)
         took = time.monotonic() - began
+        job_cost = cost.per_gigabyte(meter.total(), "coordinator", "worker")
         # iperf3 counts what it is given, the card what is on the wire.
         payload = 1448 / 1514
         streamed = meter.rate() * payload
+        cost = Cost(self.sandbox)
         with Meter(self.there) as download:
             self.quern("download", job, "-o", "/tmp/fetched", "--server", self.server, *self.certificates.of_worker()[:6],
                        *self.certificates.of_client(), host=self.there)
+        download_cost = cost.per_gigabyte(download.total(), "coordinator", "command")
         fetched = download.rate() * payload
         print(f"link of {rate}: iperf3 {limit / 1e6:.0f} Mbit/s; a worker's source {streamed / 1e6:.0f} Mbit/s ({100 * streamed / limit:.0f} %; "
-              f"{meter.total() / 1e9:.2f} GB, job {took:.1f} s); download {fetched / 1e6:.0f} Mbit/s ({100 * fetched / limit:.0f} %)", flush=True)
+              f"{meter.total() / 1e9:.2f} GB, job {took:.1f} s); download {fetched / 1e6:.0f} Mbit/s ({100 * fetched / limit:.0f} %)\n"
+              f"  processor seconds per GB: job {job_cost} (coordinator + worker), download {download_cost} (coordinator + client)", flush=True)
         return out
 
     def cut(self, reference):
