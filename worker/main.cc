@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/byte_size.h"
 #include "base/channel/credentials.h"
@@ -345,6 +346,8 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
 
 int Main(int argc, char** argv) {
   KeepHeapSmall();
+  // Abseil as distributions build it keeps a graph of all mutexes that a thread holds, and gRPC locks some at each call.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   SetUpLog();
   Flags flags;
   CLI::App app("Joins a coordinator (quernd) and does its tasks: reads weights, quantizes them, writes shards.", "quern-worker");
