@@ -116,7 +116,8 @@ class LinkBench:
 
     def start(self):
         if self.arguments.source is None:
-            self.quern("synth", self.source, "--family", "laguna", "--layers", "2", "--experts", "72", "--seed", "1")
+            # Nearly all of it experts, so that a quarter as much goes back.
+            self.quern("synth", self.source, "--family", "qwen3_moe", "--layers", "3", "--vocab", "8192", "--seed", "1")
         self.coordinator = self.sandbox.start(self.here.inside([
             self.programs.quernd, "--state-dir", self.base / "store", "--listen", self.socket, "--listen", self.server, "--allow-root", self.files,
             "--allow-root", self.source, *self.certificates.of_coordinator()]))
@@ -230,7 +231,7 @@ class LinkBench:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=Path, required=True, help="build directory, or the directory of the programs")
-    parser.add_argument("--source", type=Path, help="a checkpoint; without it one of 2.8 GiB is made")
+    parser.add_argument("--source", type=Path, help="a checkpoint; without it one of 3.7 GB is made")
     parser.add_argument("--rates", nargs="*", default=["1gbit", "5gbit"], help="as tc names them")
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--base", type=Path, help=argparse.SUPPRESS)
