@@ -10,6 +10,7 @@
 #include "base/digest.h"
 #include "base/log_fields.h"
 #include "base/status_macros.h"
+#include "base/task_memory.h"
 #include "daemon/queue/audit.h"
 #include "daemon/queue/names.h"
 
@@ -668,7 +669,7 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
       } else {
         FailTask(job, ref.task, reason,
                  absl::StrCat("out of memory on ", worker, " with a buffer pool of ", FormatByteSize(used),
-                              ", the least that the task can use (", FormatByteSize(task.record.minimum_memory()),
+                              ", the least that the task can use (", FormatLeastMemory(task.record.minimum_memory()),
                               "): raise the memory limit of that worker's machine, container or cgroup, then run the job again (",
                               failure.message(), ")"));
       }
