@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,9 @@
 #include "base/byte_size.h"
 #include "base/channel/await_connected.h"
 #include "base/digest.h"
+#include "base/direct_writer.h"
 #include "base/file.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "client/connection.h"
 
@@ -46,7 +49,7 @@ class GrpcResultSource : public ResultSource {
     return response;
   }
 
-  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(const Chunk&)>& take) override {
+  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(Chunk&)>& take) override {
     quern::v1::ReadResultRequest request;
     request.set_job(job_);
     request.set_name(name);
@@ -56,7 +59,7 @@ class GrpcResultSource : public ResultSource {
     const absl::Status ended = CallInterruptibly(*interrupt_, [&](grpc::ClientContext* context) {
       const auto stream = stub_->ReadResult(context, request);
       quern::v1::ReadResultResponse response;
-      while (taken.ok() && stream->Read(&response)) taken = take(response.chunk());
+      while (taken.ok() && stream->Read(&response)) taken = take(*response.mutable_chunk());
       if (!taken.ok()) {
         context->TryCancel();
         while (stream->Read(&response)) {
@@ -109,6 +112,55 @@ absl::StatusOr<std::optional<bool>> IsThere(const std::string& path, const ListR
   QUERN_RETURN_IF_ERROR(HashPrefix(fd.get(), file.size(), path, &sha));
   return std::optional<bool>(sha.Finish() == file.sha256());
 }
+
+// Work on a thread of its own, one piece at a time: the next chunk comes meanwhile.
+class OneAhead {
+ public:
+  OneAhead() : thread_([this] { Run(); }) {}
+  ~OneAhead() {
+    {
+      MutexLock lock(&mutex_);
+      stop_ = true;
+      changed_.SignalAll();
+    }
+    thread_.join();
+  }
+
+  // After Wait. What is left at the end is still done.
+  void Start(std::function<void()> work) {
+    MutexLock lock(&mutex_);
+    work_ = std::move(work);
+    changed_.SignalAll();
+  }
+  // Until nothing is under way: what it works on may be touched again.
+  void Wait() {
+    MutexLock lock(&mutex_);
+    while (work_ != nullptr) changed_.Wait(&mutex_);
+  }
+
+ private:
+  void Run() {
+    while (true) {
+      std::function<void()>* work;
+      {
+        MutexLock lock(&mutex_);
+        while (work_ == nullptr && !stop_) changed_.Wait(&mutex_);
+        if (work_ == nullptr) return;
+        work = &work_;
+      }
+      (*work)();
+      MutexLock lock(&mutex_);
+      work_ = nullptr;
+      changed_.SignalAll();
+    }
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::function<void()> work_ QUERN_GUARDED_BY(mutex_);
+  bool stop_ QUERN_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
 
 // rename(2), but never over another file.
 absl::Status RenameToNew(const std::string& from, const std::string& to) {
@@ -178,16 +230,24 @@ class FileDownload {
   }
 
   absl::Status Fetch() {
+    const absl::Status fetched = FetchChunks();
+    hashing_.Wait();
+    return fetched;
+  }
+
+  absl::Status FetchChunks() {
     absl::Duration pause = options_.first_pause;
     absl::Duration moved = options_.clock->Monotonic();
     progress_(have_);
     while (have_ < file_.size()) {
-      const absl::Status status = source_.Read(file_.name(), have_, [&](const Chunk& chunk) {
+      const absl::Status status = source_.Read(file_.name(), have_, [&](Chunk& chunk) {
         QUERN_RETURN_IF_ERROR(Take(chunk));
         pause = options_.first_pause;
         moved = options_.clock->Monotonic();
         return absl::OkStatus();
       });
+      writing_.Wait();
+      QUERN_RETURN_IF_ERROR(written_);
       if (have_ == file_.size()) break;
       if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsInternal(status) && !absl::IsUnknown(status) &&
           !absl::IsAborted(status)) {
@@ -204,16 +264,18 @@ class FileDownload {
     return absl::OkStatus();
   }
 
-  absl::Status Take(const Chunk& chunk) {
-    const std::string& data = chunk.data();
+  absl::Status Take(Chunk& chunk) {
+    std::string& data = *chunk.mutable_data();
     if (chunk.offset() != have_ || data.empty() || data.size() > file_.size() - have_ || Xxh3Of(data.data(), data.size()) != chunk.xxh3()) {
       return absl::AbortedError(absl::StrCat(file_.name(), ": the bytes at ", have_, " came garbled"));
     }
-    QUERN_RETURN_IF_ERROR(WriteExactly(fd_.get(), have_, data.data(), data.size(), part_));
-    // A hint: writing back starts now, and the fsync at the end has less to wait for.
-    sync_file_range(fd_.get(), static_cast<off_t>(have_), static_cast<off_t>(data.size()), SYNC_FILE_RANGE_WRITE);
-    sha_->Update(data);
-    have_ += data.size();
+    writing_.Wait();
+    QUERN_RETURN_IF_ERROR(written_);
+    hashing_.Wait();
+    data_.swap(data);
+    writing_.Start([this, offset = have_] { written_ = writer_.Write(fd_.get(), offset, data_.data(), data_.size(), part_); });
+    hashing_.Start([this] { sha_->Update(data_); });
+    have_ += data_.size();
     progress_(have_);
     return absl::OkStatus();
   }
@@ -227,6 +289,11 @@ class FileDownload {
   UniqueFd fd_;
   uint64_t have_ = 0;
   std::optional<Sha256> sha_;  // of the bytes there are
+  DirectWriter writer_;
+  // Of the two that work on it.
+  std::string data_;
+  absl::Status written_;
+  OneAhead writing_, hashing_;
 };
 
 }  // namespace

@@ -22,8 +22,8 @@ class ResultSource {
   virtual ~ResultSource() = default;
   virtual absl::StatusOr<quern::v1::ListResultResponse> List() = 0;
   // Calls `take` with the chunks of a file from `offset` on, in order, until its end, an error of `take`, which is returned, or one of the
-  // link.
-  virtual absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(const quern::v1::Chunk&)>& take) = 0;
+  // link. `take` may keep a chunk's bytes and leave others in their place.
+  virtual absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(quern::v1::Chunk&)>& take) = 0;
 };
 
 // `interrupt` outlives it. An interrupt ends what blocks with CANCELLED.

@@ -1,5 +1,8 @@
 #include "client/download.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <map>
 #include <string>
 #include <vector>
@@ -30,7 +33,7 @@ class FakeSource : public ResultSource {
   }
 
   absl::StatusOr<ListResultResponse> List() override { return list; }
-  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(const Chunk&)>& take) override {
+  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(Chunk&)>& take) override {
     reads.push_back(absl::StrCat(name, " ", offset));
     const std::string& content = files.at(name);
     uint64_t sent = 0;
@@ -44,11 +47,12 @@ class FakeSource : public ResultSource {
         --garble;
         (*chunk.mutable_data())[0] ^= 1;
       }
+      const uint64_t size = chunk.data().size();
       const absl::Status taken = take(chunk);
       if (!taken.ok()) return taken;
-      offset += chunk.data().size();
-      sent += chunk.data().size();
-      bytes += chunk.data().size();
+      offset += size;
+      sent += size;
+      bytes += size;
     }
     return absl::OkStatus();
   }
@@ -132,6 +136,24 @@ TEST_F(DownloadTest, InterruptedDownloadGoesOn) {
 TEST_F(DownloadTest, LinkThatStaysBrokenEndsIt) {
   source_.break_after = 0;
   EXPECT_THAT(Fetch(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nothing has come for 5m")));
+}
+
+TEST_F(DownloadTest, WriteThatFailsEndsIt) {
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit less = before;
+  less.rlim_cur = 3000;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &less), 0);
+  const absl::Status status = Fetch();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("model.safetensors.part"));
+  EXPECT_EQ(source_.reads.size(), 1);
+  EXPECT_EQ(Content("model.safetensors.part").size(), 3000);
+  QUERN_ASSERT_OK(Fetch());
+  ExpectAll();
+  EXPECT_EQ(source_.reads[1], "model.safetensors 3000");
 }
 
 TEST_F(DownloadTest, GarbledBytesComeAgain) {

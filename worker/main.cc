@@ -25,10 +25,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/byte_size.h"
 #include "base/channel/credentials.h"
 #include "base/clock.h"
+#include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/path_map.h"
@@ -198,7 +200,8 @@ std::string OwnProgram() {
 void KeepHeapSmall() {
   mallopt(M_ARENA_MAX, 2);
   mallopt(M_MMAP_THRESHOLD, 256 << 10);
-  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  // What a stream frees between two messages is not given back each time.
+  mallopt(M_TRIM_THRESHOLD, 2 * kStreamWindow);
 }
 
 void SetUpLog() {
@@ -343,6 +346,8 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
 
 int Main(int argc, char** argv) {
   KeepHeapSmall();
+  // Abseil as distributions build it keeps a graph of all mutexes that a thread holds, and gRPC locks some at each call.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   SetUpLog();
   Flags flags;
   CLI::App app("Joins a coordinator (quernd) and does its tasks: reads weights, quantizes them, writes shards.", "quern-worker");

@@ -72,10 +72,8 @@ absl::Status ShardUpload::Write(uint64_t turn, uint64_t offset, absl::string_vie
     return absl::AbortedError(absl::StrCat("bytes at ", offset, " of ", path_, " came in place of those at ", written_));
   if (data.size() > size_ - written_)
     return absl::InvalidArgumentError(absl::StrCat(path_, " is longer than the ", size_, " bytes announced"));
-  if (absl::Status status = WriteExactly(fd_.get(), offset, data.data(), data.size(), path_); !status.ok())
+  if (absl::Status status = writer_.Write(fd_.get(), offset, data.data(), data.size(), path_); !status.ok())
     return Broken(std::move(status));
-  // A hint: writing back starts now, and the next fdatasync has less to wait for.
-  sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(data.size()), SYNC_FILE_RANGE_WRITE);
   written_ += data.size();
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/direct_writer.h"
 #include "base/file.h"
 #include "base/mutex.h"
 
@@ -53,8 +54,9 @@ class ShardUpload {
   const std::string path_;
   Mutex mutex_;
   UniqueFd fd_ QUERN_GUARDED_BY(mutex_);
-  bool made_ QUERN_GUARDED_BY(mutex_) = false;  // there is a file
-  bool gone_ QUERN_GUARDED_BY(mutex_) = false;  // finished or abandoned
+  DirectWriter writer_ QUERN_GUARDED_BY(mutex_);  // of fd_
+  bool made_ QUERN_GUARDED_BY(mutex_) = false;    // there is a file
+  bool gone_ QUERN_GUARDED_BY(mutex_) = false;    // finished or abandoned
   uint64_t size_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t written_ QUERN_GUARDED_BY(mutex_) = 0;
   uint64_t turn_ QUERN_GUARDED_BY(mutex_) = 0;

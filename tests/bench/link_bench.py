@@ -8,6 +8,7 @@ result is the same. Needs root."""
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import threading
@@ -22,6 +23,7 @@ from certificates import Certificates  # noqa: E402
 from harness import check  # noqa: E402
 
 PORT = 7450
+IN_MEMORY = 6 << 30  # what the source may take
 CUT_RATE = "200mbit"  # for the cuts, so that the job lasts
 
 
@@ -58,6 +60,28 @@ class Meter:
         return 8 * (high[1] - low[1]) / (high[0] - low[0])
 
 
+class Cost:
+    """Seconds of processors, of a sandbox's coordinator and workers and of the children that this process has waited for."""
+
+    def __init__(self, sandbox):
+        self.sandbox = sandbox
+        self.first = self._read()
+
+    def _read(self):
+        seconds = {"coordinator": 0.0, "worker": 0.0, "command": sum(os.times()[2:4])}
+        for process in self.sandbox.processes():
+            name = {"coordinator": "coordinator", "supervisor": "worker", "executor": "worker"}.get(process.role)
+            if name is not None:
+                # Also of the children it has waited for.
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+                seconds[name] += sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+        return seconds
+
+    def per_gigabyte(self, size, *names):
+        now = self._read()
+        return " + ".join(f"{(now[name] - self.first[name]) * 1e9 / size:.2f}" for name in names)
+
+
 class LinkBench:
     def __init__(self, arguments, sandbox):
         self.arguments = arguments
@@ -66,7 +90,15 @@ class LinkBench:
         self.base = sandbox.directory
         self.files = self.base / "files"
         self.files.mkdir()
-        self.source = arguments.source or self.files / "source"
+        self.fetched = self.base / "fetched"
+        self.fetched.mkdir()
+        # The link is to be the limit, and not the disk that sources are read from.
+        inputs = self.files / "in"
+        inputs.mkdir()
+        self.in_memory = int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10 > IN_MEMORY
+        if self.in_memory:
+            harness.mount_tmpfs(inputs, IN_MEMORY)
+        self.source = arguments.source or inputs / "source"
         hosts.make_switch()
         self.certificates = Certificates(self.base / "tls", [f"{hosts.NETWORK}.2"])
         self.here = hosts.Host("coordinator", 2)
@@ -84,7 +116,8 @@ class LinkBench:
 
     def start(self):
         if self.arguments.source is None:
-            self.quern("synth", self.source, "--family", "laguna", "--layers", "2", "--seed", "1")
+            # Nearly all of it experts, so that a quarter as much goes back.
+            self.quern("synth", self.source, "--family", "qwen3_moe", "--layers", "3", "--vocab", "8192", "--seed", "1")
         self.coordinator = self.sandbox.start(self.here.inside([
             self.programs.quernd, "--state-dir", self.base / "store", "--listen", self.socket, "--listen", self.server, "--allow-root", self.files,
             "--allow-root", self.source, *self.certificates.of_coordinator()]))
@@ -102,7 +135,7 @@ class LinkBench:
         while (job := show())["state"] != "SUCCEEDED":
             check(job["state"] not in ("FAILED", "CANCELLED"), f"the job ended {job['state']}: {job.get('error')}")
             check(time.monotonic() < end, f"the job has not ended after {seconds} s")
-            time.sleep(0.2)
+            time.sleep(1)
 
     def iperf3(self):
         server = self.sandbox.start(self.here.inside(["iperf3", "-s", "-1", "-p", "5201"]))
@@ -111,7 +144,8 @@ class LinkBench:
                 status, out, _ = self.sandbox.run(self.there.inside(["iperf3", "-c", self.here.address, "-p", "5201", "-R", "-t", "5", "-O", "1", "--json"]))
                 end = json.loads(out)["end"] if status == 0 else {}
                 if "sum_received" in end:
-                    return end["sum_received"]["bits_per_second"]
+                    received, busy = end["sum_received"], end["cpu_utilization_percent"]
+                    return received["bits_per_second"], (busy["host_total"] + busy["remote_total"]) / 100 * received["seconds"] * 1e9 / received["bytes"]
                 time.sleep(0.1)
         finally:
             server.terminate()
@@ -125,22 +159,28 @@ class LinkBench:
 
     def measure(self, rate):
         self.shape(rate)
-        limit = self.iperf3()
+        limit, iperf3_cost = self.iperf3()
         out = self.files / f"out-{rate}"
         began = time.monotonic()
+        cost = Cost(self.sandbox)
         with Meter(self.there) as meter:
             job, show = self.submit(out)
             self.wait(show, 900)
         took = time.monotonic() - began
+        job_cost = cost.per_gigabyte(meter.total(), "coordinator", "worker")
         # iperf3 counts what it is given, the card what is on the wire.
         payload = 1448 / 1514
         streamed = meter.rate() * payload
+        harness.tree(out)  # reads all of it, so that it is in memory as the source is
+        cost = Cost(self.sandbox)
         with Meter(self.there) as download:
-            self.quern("download", job, "-o", "/tmp/fetched", "--server", self.server, *self.certificates.of_worker()[:6],
+            self.quern("download", job, "-o", self.fetched / "result", "--server", self.server, *self.certificates.of_worker()[:6],
                        *self.certificates.of_client(), host=self.there)
+        download_cost = cost.per_gigabyte(download.total(), "coordinator", "command")
         fetched = download.rate() * payload
-        print(f"link of {rate}: iperf3 {limit / 1e6:.0f} Mbit/s; a worker's source {streamed / 1e6:.0f} Mbit/s ({100 * streamed / limit:.0f} %; "
-              f"{meter.total() / 1e9:.2f} GB, job {took:.1f} s); download {fetched / 1e6:.0f} Mbit/s ({100 * fetched / limit:.0f} %)", flush=True)
+        print(f"link of {rate}, source {'in memory' if self.in_memory else 'on the disk'}: iperf3 {limit / 1e6:.0f} Mbit/s; a worker's source {streamed / 1e6:.0f} Mbit/s ({100 * streamed / limit:.0f} %; "
+              f"{meter.total() / 1e9:.2f} GB, job {took:.1f} s); download {fetched / 1e6:.0f} Mbit/s ({100 * fetched / limit:.0f} %)\n"
+              f"  processor seconds per GB: iperf3 {iperf3_cost:.2f}, job {job_cost} (coordinator + worker), download {download_cost} (coordinator + client)", flush=True)
         return out
 
     def cut(self, reference):
@@ -175,7 +215,7 @@ class LinkBench:
                 check(not difference, f"the result differs: {difference}")
                 shutil.rmtree(out)
             reference = reference or out
-            shutil.rmtree("/tmp/fetched", ignore_errors=True)
+            shutil.rmtree(self.fetched / "result")
         if self.arguments.cuts > 0:
             self.cut(reference)
 
@@ -184,12 +224,14 @@ class LinkBench:
             process.terminate()
         for host in (self.there, self.here):
             host.crash()
+        if self.in_memory:
+            harness.unmount(self.files / "in")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=Path, required=True, help="build directory, or the directory of the programs")
-    parser.add_argument("--source", type=Path, help="a checkpoint; without it one of 3.8 GB is made")
+    parser.add_argument("--source", type=Path, help="a checkpoint; without it one of 3.7 GB is made")
     parser.add_argument("--rates", nargs="*", default=["1gbit", "5gbit"], help="as tc names them")
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--base", type=Path, help=argparse.SUPPRESS)
