@@ -381,6 +381,7 @@ void JobQueue::Uncommit(JobState& job, uint32_t task, Task::State state) {
   TaskRecord& record = job.tasks[task].record;
   record.clear_committed_attempt();
   record.clear_committed_by();
+  record.clear_audited_by();
   record.clear_sha256();
   MoveTask(job, task, state);
   SetAudit(job, task, record.audit() == TaskRecord::PASSED ? TaskRecord::DUE : record.audit());
@@ -703,6 +704,7 @@ void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker
     ++counts_.mismatches;
     Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(worker),
                      MessageField(error.message())));
+    if (job->record.state() != Job::SUCCEEDED) AddDispute(*job, worker, worker);
     Fail(*job, std::move(error));
     return;
   }
@@ -780,6 +782,7 @@ void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result
   TaskState& task = job.tasks[ref.task];
   TaskRecord& record = task.record;
   record.set_committed_by(task.attempts.at(ref.attempt).record.worker());
+  if (record.has_output() && IsDisputed(job, record.committed_by())) SetAudit(job, ref.task, TaskRecord::DUE);
   EndAttempts(ref, result, job.next_sequence++);
   record.set_committed_attempt(ref.attempt);
   record.set_sha256(result.sha256());
@@ -833,6 +836,7 @@ void JobQueue::FinishAudit(const AttemptRef& ref, const quern::v1::TaskResult& r
   }
   EndAttempts(ref, result, 0);
   SetAudit(job, ref.task, TaskRecord::PASSED);
+  task.record.set_audited_by(worker);
   job.trouble.erase(ref.task);
   PutTask(job, ref.task);
   WorkerSucceeded(worker, ref, result);
@@ -862,32 +866,21 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
   JobError error;
   error.set_reason(kMismatch);
   error.set_task(TaskName(job.record.id(), task));
-  error.set_message(absl::StrCat(
-      "task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ", HexDigest(sha256),
-      ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ", HexDigest(record.sha256()),
-      " from the same input: one of the two machines computes or stores wrongly. Compare ", options_.attempt_path(output, task, attempt),
-      " and ", options_.attempt_path(output, task, record.committed_attempt()),
-      ", take that machine out (quern cordon), then run the job again: this task is done anew, and so is whatever else of the job "
-      "the machine did and nobody audited"));
+  error.set_message(
+      absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
+                   HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
+                   HexDigest(record.sha256()), " from the same input: one of the two machines computes or stores wrongly. Compare ",
+                   options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
+                   ", take that machine out (quern cordon), then run the job again (quern retry): this task is done anew. ",
+                   DescribeDispute(job, task, worker, record.committed_by())));
   ++counts_.mismatches;
   Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
                    MessageField(error.message())));
   if (job.record.state() == Job::SUCCEEDED) return;
+  AddDispute(job, worker, record.committed_by());
   Uncommit(job, task, Task::FAILED);
   CountTotals(job);
   Fail(job, std::move(error));
-}
-
-void JobQueue::UncommitDistrusted(JobState& job) {
-  for (uint32_t i = 0; i < job.tasks.size(); ++i) {
-    const TaskRecord& record = job.tasks[i].record;
-    if (record.state() != Task::COMMITTED || record.audit() == TaskRecord::PASSED) continue;
-    const auto worker = workers_.find(record.committed_by());
-    if (worker == workers_.end() || !worker->second.standing.cordoned()) continue;
-    Log(absl::StrCat("task event=again ", TaskFields(JobName(job.record.id()), i), " committed_by=", LogValue(worker->first),
-                     " message=\"after a mismatch, what a worker did that was taken out is done again\""));
-    Uncommit(job, i, Task::PENDING);
-  }
 }
 
 // ---- Calls of clients ----
@@ -1056,7 +1049,6 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
     Uncommit(*job, task, Task::PENDING);
     Log(absl::StrCat("task event=again ", TaskFields(JobName(id), task), " message=\"its file is gone\""));
   }
-  if (job->record.error().reason() == kMismatch) UncommitDistrusted(*job);
   CountTotals(*job);
   if (options.priority.has_value()) job->record.set_priority(*options.priority);
   if (options.audit_fraction.has_value()) {
@@ -1069,6 +1061,7 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
       PutTask(*job, i);
     }
   }
+  SettleDisputes(*job);
   job->held = false;
   if (state != Job::QUEUED && state != Job::RUNNING && state != Job::PUBLISHING) {
     for (const auto& [time, task] : job->delayed) job->pending.Insert(task, job->tasks[task].record.minimum_memory());

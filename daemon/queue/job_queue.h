@@ -29,6 +29,10 @@
 // name only when for audit_patience no other could have. Its SHA-256 must be the committed one: else the job fails with DATA_LOSS, the task
 // counts as not done, and both files stay to be looked at. A job is ready when its audits are done too.
 //
+// Disputes. After a mismatch the job's record names the two workers. ResumeJob decides for the one that is not cordoned or set aside: what
+// the other has committed in the job, and no worker of another name has confirmed, is done again, and what it still runs does not count.
+// While neither is, all that the two have committed or commit is audited, never by the worker itself.
+//
 // A worker is (name, incarnation). The newest incarnation of a name wins, once: those before it are remembered, and when one of them
 // calls again it is told to stop. What it ran is LOST at once. That counts as a failure only if it died: when it had hung up before, or
 // has kept silent for a lease. One that is alive, a second worker with the same name, fails no task. A coordinator that restarts takes
@@ -426,6 +430,13 @@ class JobQueue {
   void CountTotals(JobState& job) QUERN_REQUIRES(mutex_);
   // Its result is not good any more. CountTotals is left to the caller: it goes over all tasks.
   void Uncommit(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
+  void AddDispute(JobState& job, const std::string& worker, const std::string& other) QUERN_REQUIRES(mutex_);
+  static bool IsDisputed(const JobState& job, const std::string& worker);
+  // On resume: does again or audits what workers in a dispute have committed.
+  void SettleDisputes(JobState& job) QUERN_REQUIRES(mutex_);
+  // How much else the two have committed, for the message of a mismatch in the task.
+  std::string DescribeDispute(const JobState& job, uint32_t task, const std::string& worker, const std::string& other) const
+      QUERN_REQUIRES(mutex_);
 
   void SetState(JobState& job, quern::v1::Job::State state) QUERN_REQUIRES(mutex_);
   void MakeReady(JobState& job) QUERN_REQUIRES(mutex_);
@@ -451,8 +462,6 @@ class JobQueue {
   // `attempt` of `worker` came to other bytes than those that are committed.
   void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256)
       QUERN_REQUIRES(mutex_);
-  // On resuming after a mismatch: what cordoned workers committed and nobody audited is done again.
-  void UncommitDistrusted(JobState& job) QUERN_REQUIRES(mutex_);
   // Ends all attempts of the task; `winner` as COMMITTED, others as fenced.
   void EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) QUERN_REQUIRES(mutex_);
   // What the end of one of its attempts says of a worker.

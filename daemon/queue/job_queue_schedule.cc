@@ -215,6 +215,7 @@ bool JobQueue::MayAudit(const WorkerState& worker, const JobState& job, uint32_t
   if (trouble != job.trouble.end() && trouble->second.not_before > now) return false;
   if (worker.info.memory() < record.minimum_memory() || !CanFinish(worker, job, record) || IsAvoided(worker, job, task)) return false;
   if (worker.info.worker() != record.committed_by()) return true;
+  if (IsDisputed(job, record.committed_by())) return false;
   if (now - due < options_.audit_patience) return false;
   return std::none_of(workers_.begin(), workers_.end(), [&](const auto& entry) QUERN_NO_THREAD_SAFETY_ANALYSIS {
     return entry.first != record.committed_by() && CouldRun(entry.second, job, record);
