@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/log_fields.h"
@@ -521,12 +522,16 @@ void JobQueue::FailTask(JobState& job, uint32_t task, const std::string& reason,
   Fail(job, std::move(error));
 }
 
-void JobQueue::FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) {
-  uint64_t needed = 0;
-  for (const TaskState& t : job.tasks) {
-    if (t.record.state() != Task::COMMITTED) needed += t.record.bytes_to_write();
+uint64_t JobQueue::BytesLeft(const JobState& job) {
+  uint64_t bytes = 0;
+  for (const TaskState& task : job.tasks) {
+    if (task.record.state() != Task::COMMITTED) bytes += task.record.bytes_to_write();
   }
-  needed = std::max(needed, failure.bytes_needed());
+  return bytes;
+}
+
+void JobQueue::FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) {
+  const uint64_t needed = std::max(BytesLeft(job), failure.bytes_needed());
   JobError error;
   error.set_reason("DISK_FULL");
   error.set_task(TaskName(job.record.id(), task));
@@ -623,23 +628,43 @@ void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& work
   if (pending) MoveTask(job, task, Task::PENDING);
 }
 
-namespace {
-// Whether another try may go better, and the worker may be to blame.
-bool IsRetried(quern::v1::FailureReason reason) {
-  switch (reason) {
-    case quern::v1::DISK_FULL:
-    case quern::v1::SOURCE_CHANGED:
-    case quern::v1::BAD_INPUT:
-    case quern::v1::MEMORY_TOO_SMALL:
-    case quern::v1::OUT_OF_MEMORY:
-      return false;
-    default:
-      return true;
-  }
-}
-}  // namespace
-
 void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) {
+  const Attempt& attempt = *FindAttempt(ref);
+  const bool look = failure.reason() == quern::v1::SOURCE_CHANGED || failure.reason() == quern::v1::DISK_FULL;
+  if (!look || attempt.record.state() == quern::v1::Attempt::LOST || !CountsFailures(ref)) {
+    EndFailed(ref, failure, false);
+    return;
+  }
+  const JobState& job = *FindJob(ref.job);
+  const TaskRecord& task = job.tasks[ref.task].record;
+  const uint64_t left = BytesLeft(job) + (task.state() == Task::COMMITTED ? task.bytes_to_write() : 0);
+  checking_.insert(ref);
+  ++outside_;
+  after_unlock_.push_back([this, ref, failure, left] {
+    options_.confirm(ref.job, ref.task, failure, left, [this, ref, failure](const absl::Status& found) {
+      FinishLook(ref, failure, found);
+      RunDone();
+    });
+  });
+}
+
+void JobQueue::FinishLook(const AttemptRef& ref, quern::v1::Failure failure, const absl::Status& found) {
+  Section section(this);
+  checking_.erase(ref);
+  const Attempt* const attempt = FindAttempt(ref);
+  if (attempt == nullptr) return;
+  NewsFor(attempt->record.worker());
+  const bool is_so = absl::IsFailedPrecondition(found);
+  if (!is_so) {
+    failure.set_message(absl::StrCat("worker ", attempt->record.worker(), ": ", failure.message(), "; this coordinator, however, ",
+                                     found.ok() ? "finds nothing of that kind" : "cannot tell: ", found.message()));
+  } else if (failure.reason() == quern::v1::SOURCE_CHANGED) {
+    failure.set_message(std::string(found.message()));
+  }
+  EndFailed(ref, failure, is_so);
+}
+
+void JobQueue::EndFailed(const AttemptRef& ref, const quern::v1::Failure& failure, bool is_so) {
   JobState& job = *FindJob(ref.job);
   TaskState& task = job.tasks[ref.task];
   const AttemptRecord attempt = task.attempts.at(ref.attempt).record;
@@ -649,38 +674,44 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
       quern::v1::FailureReason_IsValid(failure.reason()) ? failure.reason() : quern::v1::FAILURE_REASON_UNSPECIFIED);
   // The loss of a lost one was counted already.
   const bool counts = attempt.state() != quern::v1::Attempt::LOST && CountsFailures(ref);
-  if (counts && IsRetried(failure.reason())) NoteTrouble(job, ref.task, worker, task.record.failures() + 1);
-  if (attempt.purpose() == quern::v1::STRAGGLER) job.trouble[ref.task].second_try_failed = true;
-  EndAttempt(ref, quern::v1::Attempt::FAILED, reason, failure.message());
-  if (!counts) return;
-  switch (failure.reason()) {
-    case quern::v1::DISK_FULL:
-      FailFullDisk(job, ref.task, failure);
-      return;
-    case quern::v1::SOURCE_CHANGED:
-    case quern::v1::BAD_INPUT:
-    case quern::v1::MEMORY_TOO_SMALL:
-      FailTask(job, ref.task, reason, failure.message());
-      return;
-    case quern::v1::OUT_OF_MEMORY:
-      // Not counted: halving ends by itself.
-      if (HalveMemory(task, used)) {
-        PutTask(job, ref.task);
-      } else {
-        FailTask(job, ref.task, reason,
-                 absl::StrCat("out of memory on ", worker, " with a buffer pool of ", FormatByteSize(used),
-                              ", the least that the task can use (", FormatByteSize(task.record.minimum_memory()),
-                              "): raise the memory limit of that worker's machine, container or cgroup, then run the job again (",
-                              failure.message(), ")"));
-      }
-      return;
-    case quern::v1::LINK_LOST:
-      // Says nothing of the task.
-      return;
-    default:
-      WorkerFailed(worker, ref, failure.message());
-      CountFailure(job, ref.task, reason, failure.message());
+  // Ends by itself, and is not counted.
+  const bool halved = counts && failure.reason() == quern::v1::OUT_OF_MEMORY && HalveMemory(task, used);
+  std::string message = failure.message();
+  bool old_news = false;
+  if (counts && !halved && !is_so) {
+    const auto trouble = job.trouble.find(ref.task);
+    old_news = trouble != job.trouble.end() && trouble->second.failed_on.count(worker) > 0 && AnotherCouldTry(job, ref.task);
+    NoteTrouble(job, ref.task, worker, task.record.failures() + 1);
+    if (failure.reason() == quern::v1::BAD_INPUT) {
+      std::set<std::string>& said = job.trouble[ref.task].bad_input_on;
+      said.insert(worker);
+      is_so = said.size() > 1;
+      if (is_so) absl::StrAppend(&message, " (found on workers ", absl::StrJoin(said, " and "), ")");
+    }
   }
+  if (attempt.purpose() == quern::v1::STRAGGLER) job.trouble[ref.task].second_try_failed = true;
+  EndAttempt(ref, quern::v1::Attempt::FAILED, reason, message);
+  if (!counts) return;
+  if (halved) {
+    PutTask(job, ref.task);
+    return;
+  }
+  // Says nothing of the task.
+  if (failure.reason() == quern::v1::LINK_LOST) return;
+  if (is_so) {
+    if (failure.reason() == quern::v1::DISK_FULL) return FailFullDisk(job, ref.task, failure);
+    return FailTask(job, ref.task, reason, message);
+  }
+  if (failure.reason() == quern::v1::OUT_OF_MEMORY) {
+    message =
+        absl::StrCat("out of memory on ", worker, " with a buffer pool of ", FormatByteSize(used), ", the least that the task can use (",
+                     FormatByteSize(task.record.minimum_memory()),
+                     "): raise the memory limit of that worker's machine, container or cgroup, then run the job again (", message, ")");
+  }
+  WorkerFailed(worker, ref, message);
+  if (old_news) return;
+  // The source is not what is wrong: to begin anew would not help.
+  CountFailure(job, ref.task, failure.reason() == quern::v1::SOURCE_CHANGED ? "IO_ERROR" : reason, message);
 }
 
 void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) {

@@ -111,6 +111,9 @@ struct Ref {
   auto operator<=>(const Ref&) const = default;
 };
 
+// What the coordinator finds when a worker says that the source of a task changed.
+bool IsChanged(const Ref& ref) { return (ref.task + ref.attempt) % 2 == 0; }
+
 std::string DigestOf(uint64_t job, uint32_t task) { return absl::StrCat("bytes of ", job, "/", task); }
 
 struct ModelAttempt {
@@ -132,7 +135,7 @@ struct ModelTask {
   // Only in the memory of a coordinator.
   absl::Duration not_before = -absl::InfiniteDuration();
   absl::Duration due_since;
-  std::set<std::string> failed_on;
+  std::set<std::string> failed_on, bad_input_on;
 
   bool HasGranted() const {
     return std::any_of(attempts.begin(), attempts.end(), [](const auto& entry) { return entry.second.granted; });
@@ -167,7 +170,16 @@ struct Model {
   std::set<std::string> cordoned;
   // Only in the memory of a coordinator: attempts that may have died, until when.
   std::map<std::string, std::vector<std::pair<absl::Duration, std::vector<Ref>>>> suspicions;
+  std::set<std::string> here;  // called this coordinator less than a lease ago
   absl::Duration now;
+
+  // Whether there is a worker for the task on which it has not failed.
+  bool AnotherCouldTry(const ModelTask& task) const {
+    return std::any_of(here.begin(), here.end(), [&](const std::string& name) {
+      if (task.state == Task::COMMITTED && name == task.committed_by) return false;
+      return cordoned.count(name) == 0 && task.failed_on.count(name) == 0;
+    });
+  }
 
   ModelAttempt* Find(const Ref& ref) {
     const auto job = jobs.find(ref.job);
@@ -244,19 +256,25 @@ struct Model {
     const ModelAttempt attempt = *Find(ref);
     ModelTask& task = jobs.at(ref.job).tasks[ref.task];
     const bool counts = attempt.granted && Counts(ref);
-    const bool retried = reason != quern::v1::BAD_INPUT;
-    if (counts && retried) {
+    bool is_so = reason == quern::v1::SOURCE_CHANGED && IsChanged(ref);
+    bool old_news = false;
+    if (counts && !is_so) {
+      old_news = task.failed_on.count(attempt.worker) > 0 && AnotherCouldTry(task);
       absl::Duration wait = kBackoff;
       for (uint32_t i = 0; i < task.failures; ++i) wait *= 2;
       task.not_before = now + std::min(wait, kMaxBackoff);
       task.failed_on.insert(attempt.worker);
+      if (reason == quern::v1::BAD_INPUT) {
+        task.bad_input_on.insert(attempt.worker);
+        is_so = task.bad_input_on.size() > 1;
+      }
     }
     End(ref);
     if (!counts || reason == quern::v1::LINK_LOST) return;
-    if (retried) {
-      CountFailure(ref);
-    } else {
+    if (is_so) {
       FailTask(ref);
+    } else if (!old_news) {
+      CountFailure(ref);
     }
   }
 
@@ -330,17 +348,20 @@ struct Model {
     }
     task.not_before = -absl::InfiniteDuration();
     task.failed_on.clear();
+    task.bad_input_on.clear();
     Settle(job, true);
   }
 
   // A call of a worker, up to what it is granted.
   void Call(const SynchronizeRequest& request, const std::set<Ref>& bad_files) {
     const std::string& worker = request.worker();
+    here.insert(worker);
     std::vector<Ref> suspects;
     for (const Ref& ref : GrantedTo(worker)) {
       if (Find(ref)->incarnation != request.incarnation() && Lose(ref)) suspects.push_back(ref);
     }
     if (!suspects.empty()) suspicions[worker].push_back({now + kLease, suspects});
+    // What is looked at first: digests of files, and empty ones for reports that the source changed.
     std::vector<std::pair<Ref, std::string>> checked;
     std::set<Ref> listed;
     for (const AttemptStatus& status : request.attempts()) {
@@ -360,7 +381,11 @@ struct Model {
       } else if (attempt == nullptr) {
         continue;
       } else if (status.state() == AttemptStatus::FAILED) {
-        Failed(ref, status.failure().reason());
+        if (status.failure().reason() == quern::v1::SOURCE_CHANGED && attempt->granted && Counts(ref)) {
+          checked.emplace_back(ref, "");
+        } else {
+          Failed(ref, status.failure().reason());
+        }
       } else if (status.state() == AttemptStatus::STOPPED) {
         End(ref);
       } else if (!attempt->granted) {
@@ -380,7 +405,9 @@ struct Model {
     }
     for (const auto& [ref, digest] : checked) {
       if (Find(ref) == nullptr) continue;
-      if (bad_files.count(ref) > 0) {
+      if (digest.empty()) {
+        Failed(ref, quern::v1::SOURCE_CHANGED);
+      } else if (bad_files.count(ref) > 0) {
         Failed(ref, quern::v1::IO_ERROR);
       } else {
         Completed(ref, digest);
@@ -395,6 +422,7 @@ struct Model {
       for (const Ref& ref : GrantedTo(worker)) {
         if ((*last_call)[worker] + kLease <= now && Lose(ref)) CountFailure(ref);
       }
+      if (now - (*last_call)[worker] >= kLease) here.erase(worker);
       for (auto& [until, refs] : suspicions[worker]) {
         if (until > now) continue;
         for (const Ref& ref : std::exchange(refs, {})) {
@@ -413,6 +441,7 @@ struct Model {
         task.failures = 0;
         task.not_before = -absl::InfiniteDuration();
         task.failed_on.clear();
+        task.bad_input_on.clear();
         if (task.state == Task::FAILED) task.state = task.HasGranted() ? Task::RUNNING : Task::PENDING;
       }
       for (auto& [worker, list] : suspicions) {
@@ -426,11 +455,13 @@ struct Model {
   void Reopen(absl::Duration time) {
     now = time;
     suspicions.clear();
+    here.clear();
     for (auto& [id, job] : jobs) {
       const bool stopping = job.state == Job::CANCELLING || job.state == Job::CANCELLED || job.state == Job::FAILED;
       for (ModelTask& task : job.tasks) {
         task.not_before = -absl::InfiniteDuration();
         task.failed_on.clear();
+        task.bad_input_on.clear();
         task.due_since = now;
         for (auto& [number, attempt] : task.attempts) {
           attempt.seen = false;
@@ -490,6 +521,11 @@ class ModelRun {
     };
     options.check_commit = [this](const quern::v1::TaskSpec&, const std::string& path, const quern::v1::TaskResult&) {
       return bad_paths_.count(path) > 0 ? absl::DataLossError("wrong size") : absl::OkStatus();
+    };
+    options.confirm = [](uint64_t job, uint32_t task, const quern::v1::Failure& failure, uint64_t, std::function<void(absl::Status)> done) {
+      uint32_t attempt = 0;
+      ASSERT_TRUE(absl::SimpleAtoi(failure.message(), &attempt));
+      done(IsChanged({job, task, attempt}) ? absl::FailedPreconditionError("it changed") : absl::OkStatus());
     };
     options.run = [](std::function<void()> work) { work(); };
     options.on_ready = [](uint64_t) {};
@@ -725,10 +761,11 @@ class ModelRun {
         const bool flipped = !calm_ && Chance(name == "c" ? 40 : 4);
         status.mutable_result()->set_sha256(flipped ? absl::StrCat("flipped by ", name) : DigestOf(ref.job, ref.task));
       } else if (Chance(15)) {
-        const quern::v1::FailureReason reasons[] = {quern::v1::IO_ERROR, quern::v1::EXECUTOR_DIED, quern::v1::IO_ERROR,
-                                                    quern::v1::LINK_LOST, quern::v1::BAD_INPUT};
+        const quern::v1::FailureReason reasons[] = {quern::v1::IO_ERROR,  quern::v1::EXECUTOR_DIED, quern::v1::IO_ERROR,
+                                                    quern::v1::LINK_LOST, quern::v1::BAD_INPUT,     quern::v1::SOURCE_CHANGED};
         status.set_state(AttemptStatus::FAILED);
-        status.mutable_failure()->set_reason(reasons[Below(Chance(20) ? 5 : 4)]);
+        status.mutable_failure()->set_reason(reasons[Below(Chance(40) ? 6 : 4)]);
+        status.mutable_failure()->set_message(absl::StrCat(ref.attempt));
       } else if (Chance(5)) {
         status.set_state(AttemptStatus::STOPPED);
       }

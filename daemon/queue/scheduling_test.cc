@@ -168,6 +168,23 @@ TEST_F(SchedulingTest, FailedTaskGoesToAnotherWorkerWhileThereIsOne) {
   EXPECT_THAT(Granted(Worker("a")), IsAttempt(1, 3));
 }
 
+TEST_F(SchedulingTest, BrokenWorkerDoesNotFailAJobWhoseOtherWorkersAreLongBusy) {
+  const uint64_t job = AddTasks(2);
+  const auto id = Granted(Worker("good"));
+  for (int i = 0; i < 10; ++i) {
+    Fail(Worker("broken"), Granted(Worker("broken")));
+    for (int beat = 0; beat < 2; ++beat) {
+      Wait(absl::Seconds(16));
+      Sync(With(Worker("good"), id, AttemptStatus::RUNNING));
+    }
+  }
+  EXPECT_EQ(Get(job).state(), Job::RUNNING);
+  EXPECT_EQ(Tasks(job)[1].failures(), 1);
+  CompleteAndRest(Worker("good"), id);
+  CompleteAndRest(Worker("good"), Granted(Worker("good")));
+  EXPECT_THAT(ready_, ElementsAre(job));
+}
+
 TEST_F(SchedulingTest, LostLinkDoesNotCount) {
   const uint64_t job = AddTasks(1);
   for (int i = 0; i < 5; ++i) Fail(Worker("a"), Granted(Worker("a")), quern::v1::LINK_LOST);
@@ -196,6 +213,17 @@ TEST_F(SchedulingTest, WorkerThatFailsEverythingIsSetAsideUntilItIsUncordoned) {
   EXPECT_EQ(WorkerNamed("bad").state(), "lost") << "it has not called this coordinator yet";
   Sync(Worker("bad", 1, "second"));
   EXPECT_EQ(WorkerNamed("bad").state(), "ready");
+}
+
+TEST_F(SchedulingTest, WorkerThatLiesAboutTheSourceIsSetAside) {
+  confirmed_ = absl::OkStatus();
+  const uint64_t job = AddTasks(30);
+  for (int i = 0; i < 5; ++i) {
+    Complete(Worker("good", 0), Granted(Worker("good")));
+    Fail(Worker("liar"), Granted(Worker("liar")), i % 2 == 0 ? quern::v1::SOURCE_CHANGED : quern::v1::BAD_INPUT);
+  }
+  EXPECT_EQ(WorkerNamed("liar").state(), "set aside");
+  EXPECT_EQ(Get(job).state(), Job::RUNNING);
 }
 
 TEST_F(SchedulingTest, WorkersAreNotSetAsideWhenNobodySucceeds) {
@@ -458,6 +486,16 @@ TEST_F(StragglerTest, TaskThatIsNearlyDoneIsLeftAlone) {
   EXPECT_THAT(Grants(Worker("fast")), SizeIs(1));
 }
 
+TEST_F(StragglerTest, WorkerThatLeavesTooSoonGetsNoSecondTry) {
+  Sync(Slow(100));
+  Wait(absl::Seconds(12));
+  SynchronizeRequest request = Worker("fast");
+  request.mutable_available_for()->set_seconds(14);  // a task takes it 10 s, with half as much to spare
+  EXPECT_THAT(Grants(request), IsEmpty());
+  request.mutable_available_for()->set_seconds(16);
+  EXPECT_THAT(Grants(request), SizeIs(1));
+}
+
 TEST_F(StragglerTest, ItsOwnWorkerGetsNoSecondTry) {
   Sync(Slow(100));
   Wait(absl::Seconds(12));
@@ -545,6 +583,16 @@ TEST_F(AuditTest, OtherBytesFailTheJobAndNameBothWorkers) {
   EXPECT_THAT(id, IsAttempt(0, 3));
   CompleteAndRest(Worker("a"), id);
   EXPECT_EQ(Grants(Worker("b"))[0].purpose(), quern::v1::AUDIT);
+}
+
+TEST_F(AuditTest, WorkerThatLeavesTooSoonGetsNoAudit) {
+  AddAudited(1);
+  CompleteAndRest(Worker("a"), Granted(Worker("a")), 10);
+  SynchronizeRequest request = Worker("b");
+  request.mutable_available_for()->set_seconds(14);
+  EXPECT_THAT(Grants(request), IsEmpty());
+  request.mutable_available_for()->set_seconds(16);
+  EXPECT_THAT(Grants(request), SizeIs(1));
 }
 
 TEST_F(AuditTest, SameWorkerAuditsWhenThereIsNoOther) {

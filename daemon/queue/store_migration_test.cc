@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -139,9 +140,9 @@ TEST(StoreMigration, Version2GetsWhoAuditedAndWhoDisagreed) {
   EXPECT_EQ(record->disputes(0).worker(), "b");
   EXPECT_EQ(record->disputes(0).other(), "a");
   // What it audited itself is audited again.
-  quern::v1::Progress progress;
-  queue->GetJob(7, [&](absl::StatusOr<quern::v1::Job> now) { progress = now->progress(); });
-  EXPECT_EQ(progress.tasks_audited(), 1);
+  std::promise<quern::v1::Progress> progress;
+  queue->GetJob(7, [&](absl::StatusOr<quern::v1::Job> now) { progress.set_value(now->progress()); });
+  EXPECT_EQ(progress.get_future().get().tasks_audited(), 1);
 }
 
 TEST(StoreMigration, CrashLeavesTheOldVersionWhole) {
