@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/task_memory.h"
 
 namespace quern {
 
@@ -36,5 +37,7 @@ std::string FormatByteSize(uint64_t bytes) {
   for (; value >= 1000 && unit < 5; ++unit) value /= 1024;
   return absl::StrFormat("%.3g %s", value, kUnits[unit]);
 }
+
+std::string FormatLeastMemory(uint64_t bytes) { return absl::StrCat(bytes / kMiB + (bytes % kMiB != 0 ? 1 : 0), " MiB"); }
 
 }  // namespace quern

@@ -1,6 +1,7 @@
 #include "base/byte_size.h"
 
 #include "base/status_matchers.h"
+#include "base/task_memory.h"
 
 namespace quern {
 namespace {
@@ -24,6 +25,17 @@ TEST(ByteSizeTest, FormatsThreeFigures) {
   EXPECT_EQ(FormatByteSize(17), "17 B");
   EXPECT_EQ(FormatByteSize(512 * kMiB), "512 MiB");
   EXPECT_EQ(FormatByteSize(kGiB + kGiB / 4), "1.25 GiB");
+}
+
+TEST(ByteSizeTest, WhatIsNeededIsNeverPrintedAsLess) {
+  EXPECT_EQ(FormatLeastMemory(16 * kMiB), "16 MiB");
+  EXPECT_EQ(FormatLeastMemory(1187 * kMiB), "1187 MiB");
+  for (const uint64_t bytes : {uint64_t{1}, 16 * kMiB + 1, 117 * kMiB + kMiB / 3, 117 * kMiB + kMiB - 1, 1023 * kMiB + 5, 41 * kGiB + 1}) {
+    const absl::StatusOr<uint64_t> typed = ParseByteSize(FormatLeastMemory(bytes));
+    ASSERT_TRUE(typed.ok());
+    EXPECT_GE(*typed, bytes);
+    EXPECT_LT(*typed, bytes + kMiB);
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #define QUERN_BASE_TASK_MEMORY_H_
 
 #include <cstdint>
+#include <string>
 
 #include "base/byte_size.h"
 
@@ -22,14 +23,24 @@ inline constexpr uint64_t GatherMemory(uint64_t bytes) {
   return 8 * (bytes + 64 * kKiB) < kMinimumTaskMemory ? kMinimumTaskMemory : 8 * (bytes + 64 * kKiB);
 }
 
-// The least pool for a task whose scheme looks at whole rows and takes so many bytes of them together, decoded if they are stored encoded.
-// A tile is at most 1/16 of the pool, and what is read and written beside the rows is less than they are.
-inline constexpr uint64_t WholeRowsMemory(uint64_t bytes) { return 32 * bytes < kMinimumTaskMemory ? kMinimumTaskMemory : 32 * bytes; }
+// The least pool for a task with a tile of so many bytes that cannot be cut: whole rows that a search looks at together, with what they are
+// decoded from. The pipeline gives each tile up to 1/16 of that pool, and the codes of one up to half of what the tile takes.
+inline constexpr uint64_t TileMemory(uint64_t bytes) {
+  constexpr uint64_t kBlock = 4096;
+  const uint64_t memory = 16 * ((bytes + kBlock - 1) / kBlock * kBlock);
+  return memory < kMinimumTaskMemory ? kMinimumTaskMemory : memory;
+}
+
+// What a tile takes beside the bytes of its rows: blocks of direct I/O at both ends, scales.
+inline constexpr uint64_t TileOf(uint64_t row_bytes) { return row_bytes + row_bytes / 64 + 16 * kKiB; }
 
 // The least pool for a task that holds the inputs of a module, so many bytes.
 inline constexpr uint64_t InputsMemory(uint64_t bytes) {
   return kSideTensorShare * (bytes + 8 * kKiB) < kMinimumTaskMemory ? kMinimumTaskMemory : kSideTensorShare * (bytes + 8 * kKiB);
 }
+
+// A least pool for people who type it back: whole MiB, rounded up ("1187 MiB").
+std::string FormatLeastMemory(uint64_t bytes);
 
 }  // namespace quern
 

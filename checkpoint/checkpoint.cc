@@ -280,7 +280,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory) {
     shard.name = name;
     shard.path = JoinPath(checkpoint.directory_, name);
     if (!FileExists(shard.path)) {
-      problems.push_back(absl::StrCat("missing file ", name, ", which ", layout.index_name, " names"));
+      // Without an index its name was found in the directory.
+      problems.push_back(layout.index_name.empty() ? absl::StrCat(name, " is a link to a file that is not there (an interrupted download?)")
+                                                   : absl::StrCat("missing file ", name, ", which ", layout.index_name, " names"));
       continue;
     }
     absl::StatusOr<SafetensorsHeader> header = ReadSafetensorsHeader(shard.path);

@@ -278,6 +278,11 @@ TEST_F(HuggingFaceCacheTest, ShardsAreOpenedThroughTheirLinks) {
   EXPECT_EQ(checkpoint.shards()[0].path, JoinPath(snapshot_, "model.safetensors"));
 }
 
+TEST_F(HuggingFaceCacheTest, ALinkToNothingIsSaidToBeOne) {
+  QUERN_ASSERT_OK(RemoveFile(directory_.Path("hub/models--org--model/blobs/222")));
+  EXPECT_THAT(Checkpoint::Open(snapshot_), StatusIs(kInvalid, HasSubstr("model.safetensors is a link to a file that is not there")));
+}
+
 TEST_F(HuggingFaceCacheTest, WhatIsNotThereSaysWhereItLooked) {
   ScopedEnvironment home("HF_HOME", directory_.path().c_str());
   EXPECT_THAT(ResolveSource("org/other"), StatusIs(kNotFound, HasSubstr(directory_.Path("hub/models--org--other"))));

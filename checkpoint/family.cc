@@ -111,6 +111,34 @@ absl::string_view LastComponent(absl::string_view module) {
   return dot == absl::string_view::npos ? module : module.substr(dot + 1);
 }
 
+// Whether one part of a name is what a NameRule says.
+bool MatchesPart(absl::string_view pattern, absl::string_view part, absl::string_view* expert) {
+  if (pattern == "#") {
+    *expert = part;
+    return ParseNumber(part).has_value();
+  }
+  const bool open_begin = absl::ConsumePrefix(&pattern, "*"), open_end = absl::ConsumeSuffix(&pattern, "*");
+  if (open_begin && open_end) return absl::StrContains(part, pattern);
+  if (open_begin) return absl::EndsWith(part, pattern);
+  return open_end ? absl::StartsWith(part, pattern) : part == pattern;
+}
+
+// Takes the component behind the last '.' off `name`; all of it when there is no '.'.
+absl::string_view TakeLastComponent(absl::string_view* name) {
+  const absl::string_view last = LastComponent(*name);
+  name->remove_suffix(std::min(name->size(), last.size() + 1));
+  return last;
+}
+
+// Whether a module's name ends as the rule says.
+bool MatchesEnd(absl::string_view pattern, absl::string_view module, absl::string_view* expert) {
+  const bool whole = absl::ConsumePrefix(&pattern, "^");
+  while (!pattern.empty()) {
+    if (module.empty() || !MatchesPart(TakeLastComponent(&pattern), TakeLastComponent(&module), expert)) return false;
+  }
+  return !whole || module.empty();
+}
+
 // Norms have many names (input_layernorm, q_norm, kv_a_layernorm, pre_feedforward_layernorm, enorm) and one ending.
 bool IsNorm(absl::string_view module) {
   const absl::string_view last = LastComponent(module);
@@ -316,6 +344,7 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
   const bool mtp_prefix = StartsWithAny(module, kMtpPrefixes);
   if (mtp_prefix) inner.remove_prefix(module.find("mtp.") + 4);
   const absl::string_view before = module.substr(0, module.size() - inner.size());
+  bool described = false;
   if (const std::optional<LayerName> name = SplitLayer(inner, mtp_prefix)) {
     identity.layer = name->layer;
     identity.role = IsNorm(module) ? Role::kNorms : Role::kOther;
@@ -328,14 +357,30 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
       if (!expert.empty()) identity.expert = ParseNumber(expert);
       identity.scale_set = SetName(before, *name, rule->matrix, expert);
       identity.fused_set = rule->block.empty() ? identity.scale_set : SetName(before, *name, rule->block, expert);
+      described = true;
       break;
     }
     if (config.num_hidden_layers && name->layer >= *config.num_hidden_layers) identity.role = Role::kMtp;
   } else {
     identity.role = OuterRole(module);
   }
+  if (!described && identity.role == Role::kOther) FindByName(&identity);
   if (mtp_prefix) identity.role = Role::kMtp;
   return identity;
+}
+
+void Family::FindByName(ModuleIdentity* identity) const {
+  const absl::string_view module = identity->module;
+  absl::string_view expert;
+  const auto rule =
+      std::find_if(rules_->names.begin(), rules_->names.end(), [&](const NameRule& r) { return MatchesEnd(r.pattern, module, &expert); });
+  if (rule == rules_->names.end()) return;
+  identity->role = rule->role;
+  const absl::string_view parent = absl::StripSuffix(module.substr(0, module.size() - LastComponent(module).size()), ".");
+  if (!rule->matrix.empty()) identity->fused_set = identity->scale_set = absl::StrCat(parent, ".", rule->matrix);
+  const bool experts = rule->role == Role::kRoutedExperts || rule->role == Role::kSharedExperts;
+  if (experts) identity->fused_set = std::string(parent);
+  if (absl::StrContains(rule->pattern, "#")) identity->expert = ParseNumber(expert);
 }
 
 std::optional<ExpertStack> Family::FindStack(absl::string_view tensor_name) const {
@@ -364,6 +409,8 @@ std::vector<ExpertStack> Family::StacksOf(absl::string_view experts) const {
   }
   return stacks;
 }
+
+bool Family::transposed_linears() const { return rules_->transposed_linears; }
 
 absl::string_view Family::stack_note() const { return rules_->stack_note; }
 

@@ -66,11 +66,15 @@ class Family {
   // The tensors with plain values that hold the experts of a layer, whose modules are "<experts>.<e>.<name>", where loaders know them in
   // this form only; else, or where no rule fits, empty.
   std::vector<ExpertStack> StacksOf(absl::string_view experts) const;
+  // Whether linear modules store their weights as [in, out] (Conv1D in transformers), where engines and formats want [out, in].
+  bool transposed_linears() const;
   // What a plan says where it cuts stacks of this family into experts; mostly empty.
   absl::string_view stack_note() const;
 
  private:
   friend class FamilyRegistry;
+  // Fills in what the name of a module says that no rule of a layer describes.
+  void FindByName(ModuleIdentity* identity) const;
   std::string name_;
   bool known_ = false;
   // Data of the family; see family_table.h and docs/families.md for how to add one.

@@ -215,6 +215,56 @@ constexpr ModuleRule kNemotronH[] = {
     {"mixer.down_proj", Role::kMlp},
 };
 
+// ---- Usual names, wherever they stand. What is wrongly taken for an embedding or a router stays as it is; what is wrongly taken for a
+// linear module makes a result that no engine loads.
+
+constexpr NameRule kUsualNames[] = {
+    {"*router*", Role::kRouter},
+    {"router.*", Role::kRouter},
+    {"router.*.*", Role::kRouter},
+    {"gate", Role::kRouter},
+    {"gate.wg", Role::kRouter},
+    {"wg", Role::kRouter},
+    {"shared_expert_gate", Role::kRouter},
+    {"lm_head", Role::kLmHead},
+    {"embed_out", Role::kLmHead},
+    {"output_layer", Role::kLmHead},
+    {"^output", Role::kLmHead},
+    {"^model.output", Role::kLmHead},
+    {"wte", Role::kEmbeddings},
+    {"wpe", Role::kEmbeddings},
+    {"*embed", Role::kEmbeddings},
+    {"*embeds", Role::kEmbeddings},
+    {"*embedding", Role::kEmbeddings},
+    {"*embeddings", Role::kEmbeddings},
+    {"embed_*", Role::kEmbeddings},
+    {"emb", Role::kEmbeddings},
+    {"*_emb", Role::kEmbeddings},
+    {"^shared", Role::kEmbeddings},  // of T5
+    {"^model.shared", Role::kEmbeddings},
+    {"*relative_attention_bias", Role::kEmbeddings},
+    {"shared_expert*.gate_proj", Role::kSharedExperts, "gate_up"},
+    {"shared_expert*.up_proj", Role::kSharedExperts, "gate_up"},
+    {"shared_expert*.w1", Role::kSharedExperts, "w13"},
+    {"shared_expert*.w3", Role::kSharedExperts, "w13"},
+    {"shared_expert*.*", Role::kSharedExperts},
+    {"experts.#.gate_proj", Role::kRoutedExperts, "gate_up"},
+    {"experts.#.up_proj", Role::kRoutedExperts, "gate_up"},
+    {"experts.#.w1", Role::kRoutedExperts, "w13"},
+    {"experts.#.w3", Role::kRoutedExperts, "w13"},
+    {"experts.#.*", Role::kRoutedExperts},
+    {"experts.#.*.*", Role::kRoutedExperts},
+    {"experts.*", Role::kRoutedExperts},
+    {"experts.*.*", Role::kRoutedExperts},
+    {"q_proj", Role::kAttention, "qkv"},
+    {"k_proj", Role::kAttention, "qkv"},
+    {"v_proj", Role::kAttention, "qkv"},
+    {"o_proj", Role::kAttention},
+    {"gate_proj", Role::kMlp, "gate_up"},
+    {"up_proj", Role::kMlp, "gate_up"},
+    {"down_proj", Role::kMlp},
+};
+
 // ---- Stacks of experts.
 
 // What transformers saves when it does not write experts one by one.
@@ -325,7 +375,7 @@ constexpr Stacks kGraniteAllStacks[] = {kGraniteStacks, kBlockSparseStacks};
 constexpr Stacks kStepAllStacks[] = {kStepStacks};
 constexpr Stacks kNemotronHAllStacks[] = {kNemotronHStacks};
 
-constexpr ExpertNames kUsualNames;
+constexpr ExpertNames kUsualProjections;
 constexpr ExpertNames kW123 = {"w1", "w3", "w2"};
 
 // ---- Types, as `model_type` spells them; that of the text model where a config has one inside.
@@ -360,6 +410,7 @@ constexpr absl::string_view kGemma4Types[] = {"gemma4", "gemma4_text", "gemma4_u
 constexpr absl::string_view kGraniteMoeTypes[] = {"granitemoe", "granitemoeshared", "granitemoehybrid"};
 constexpr absl::string_view kStepTypes[] = {"step3p5", "step3p7", "step3p7_text"};
 constexpr absl::string_view kNemotronHTypes[] = {"nemotron_h"};
+constexpr absl::string_view kGpt2Types[] = {"gpt2", "openai-gpt", "imagegpt", "jais"};
 
 constexpr char kGptOssNote[] =
     "experts of gpt-oss become modules of their own (experts.E.gate_proj, up_proj, down_proj; the biases stay in one tensor): vLLM 0.33 "
@@ -368,37 +419,38 @@ constexpr char kGptOssNote[] =
 
 // Multi-token prediction needs no rule: it is whatever lies in layers behind the last one of the config, or below "mtp.".
 constexpr FamilyRules kFamilies[] = {
-    {"laguna", kLagunaTypes, kLagunaModules, kUsualStacks, kUsualNames, kLagunaRenames, ""},
-    {"llama", kLlamaTypes, kDenseModules, {}, kUsualNames, {}, ""},
-    {"qwen2", kQwen2Types, kDenseModules, {}, kUsualNames, {}, ""},
-    {"qwen3", kQwen3Types, kDenseModules, {}, kUsualNames, {}, ""},
-    {"gemma", kGemmaTypes, kDenseModules, {}, kUsualNames, {}, ""},
-    {"gemma4", kGemma4Types, kGemma4Modules, kGemma4AllStacks, kUsualNames, {}, "", true},
-    {"olmo", kOlmoTypes, kDenseModules, {}, kUsualNames, {}, ""},
-    {"phi3", kPhi3Types, kDenseModules, {}, kUsualNames, {}, ""},
-    {"qwen2_moe", kQwen2MoeTypes, kSharedMoeModules, kUsualStacks, kUsualNames, {}, ""},
-    {"qwen3_moe", kQwen3MoeTypes, kMoeModules, kUsualStacks, kUsualNames, {}, ""},
-    {"qwen3_vl_moe", kQwen3VlMoeTypes, kMoeModules, kQwen3VlStacks, kUsualNames, {}, "", true},
-    {"qwen3_next", kQwen3NextTypes, kQwenNextModules, kUsualStacks, kUsualNames, {}, ""},
-    {"qwen3_5", kQwen35Types, kQwenNextModules, kUsualStacks, kUsualNames, {}, ""},
-    {"olmoe", kOlmoeTypes, kMoeModules, kUsualStacks, kUsualNames, {}, ""},
+    {"laguna", kLagunaTypes, kLagunaModules, kUsualStacks, kUsualProjections, kLagunaRenames, ""},
+    {"llama", kLlamaTypes, kDenseModules, {}, kUsualProjections, {}, ""},
+    {"qwen2", kQwen2Types, kDenseModules, {}, kUsualProjections, {}, ""},
+    {"qwen3", kQwen3Types, kDenseModules, {}, kUsualProjections, {}, ""},
+    {"gemma", kGemmaTypes, kDenseModules, {}, kUsualProjections, {}, ""},
+    {"gemma4", kGemma4Types, kGemma4Modules, kGemma4AllStacks, kUsualProjections, {}, "", true},
+    {"olmo", kOlmoTypes, kDenseModules, {}, kUsualProjections, {}, ""},
+    {"phi3", kPhi3Types, kDenseModules, {}, kUsualProjections, {}, ""},
+    {"qwen2_moe", kQwen2MoeTypes, kSharedMoeModules, kUsualStacks, kUsualProjections, {}, ""},
+    {"qwen3_moe", kQwen3MoeTypes, kMoeModules, kUsualStacks, kUsualProjections, {}, ""},
+    {"qwen3_vl_moe", kQwen3VlMoeTypes, kMoeModules, kQwen3VlStacks, kUsualProjections, {}, "", true},
+    {"qwen3_next", kQwen3NextTypes, kQwenNextModules, kUsualStacks, kUsualProjections, {}, ""},
+    {"qwen3_5", kQwen35Types, kQwenNextModules, kUsualStacks, kUsualProjections, {}, ""},
+    {"olmoe", kOlmoeTypes, kMoeModules, kUsualStacks, kUsualProjections, {}, ""},
     {"mixtral", kMixtralTypes, kMixtralModules, kMixtralStacks, kW123, kBlockSparseRenames, ""},
     {"phimoe", kPhimoeTypes, kMixtralModules, kMixtralStacks, kW123, kPhimoeRenames, ""},
     {"minimax_m2", kMinimaxTypes, kMixtralModules, kMixtralStacks, kW123, kBlockSparseRenames, ""},
-    {"deepseek_v3", kDeepseekTypes, kDeepseekModules, kUsualStacks, kUsualNames, {}, ""},
+    {"deepseek_v3", kDeepseekTypes, kDeepseekModules, kUsualStacks, kUsualProjections, {}, ""},
     {"deepseek_v4", kDeepseekV4Types, kDeepseekV4Modules, {}, kW123, kDeepseekV4Renames, ""},
-    {"glm4_moe", kGlmTypes, kGlmModules, kUsualStacks, kUsualNames, {}, ""},
-    {"gpt_oss", kGptOssTypes, kGptOssModules, kGptOssAllStacks, kUsualNames, {}, kGptOssNote, true},
-    {"llama4", kLlama4Types, kLlama4Modules, kLlama4AllStacks, kUsualNames, {}, "", true},
-    {"hunyuan", kHunyuanTypes, kHunyuanModules, kUsualStacks, kUsualNames, {}, ""},
-    {"hy_v3", kHyV3Types, kHunyuanModules, kUsualStacks, kUsualNames, kHyV3Renames, ""},
-    {"ernie4_5", kErnieTypes, kErnieModules, kUsualStacks, kUsualNames, {}, ""},
-    {"granitemoe", kGraniteMoeTypes, kGraniteMoeModules, kGraniteAllStacks, kUsualNames, kGraniteMoeRenames, "", true},
-    {"step3p5", kStepTypes, kStepModules, kStepAllStacks, kUsualNames, kStepRenames, "", true},
-    {"nemotron_h", kNemotronHTypes, kNemotronHModules, kNemotronHAllStacks, kUsualNames, kNemotronHRenames, ""},
+    {"glm4_moe", kGlmTypes, kGlmModules, kUsualStacks, kUsualProjections, {}, ""},
+    {"gpt_oss", kGptOssTypes, kGptOssModules, kGptOssAllStacks, kUsualProjections, {}, kGptOssNote, true},
+    {"llama4", kLlama4Types, kLlama4Modules, kLlama4AllStacks, kUsualProjections, {}, "", true},
+    {"hunyuan", kHunyuanTypes, kHunyuanModules, kUsualStacks, kUsualProjections, {}, ""},
+    {"hy_v3", kHyV3Types, kHunyuanModules, kUsualStacks, kUsualProjections, kHyV3Renames, ""},
+    {"ernie4_5", kErnieTypes, kErnieModules, kUsualStacks, kUsualProjections, {}, ""},
+    {"granitemoe", kGraniteMoeTypes, kGraniteMoeModules, kGraniteAllStacks, kUsualProjections, kGraniteMoeRenames, "", true},
+    {"step3p5", kStepTypes, kStepModules, kStepAllStacks, kUsualProjections, kStepRenames, "", true},
+    {"nemotron_h", kNemotronHTypes, kNemotronHModules, kNemotronHAllStacks, kUsualProjections, kNemotronHRenames, ""},
+    {"gpt2", kGpt2Types, {}, {}, kUsualProjections, {}, "", false, kUsualNames, true},
 };
 
-constexpr FamilyRules kGeneric = {"generic", {}, kGenericModules, {}, kUsualNames, {}, ""};
+constexpr FamilyRules kGeneric = {"generic", {}, kGenericModules, {}, kUsualProjections, {}, "", false, kUsualNames};
 
 }  // namespace
 

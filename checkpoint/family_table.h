@@ -19,6 +19,15 @@ struct ModuleRule {
   absl::string_view block = "";
 };
 
+// Modules by the last parts of their names, wherever they stand: for models that nobody described. A "*" at an end
+// of a part of the pattern stands for anything, a part "#" is the number of an expert; "^" in front: the pattern is the whole name.
+struct NameRule {
+  absl::string_view pattern;
+  Role role;
+  // As in ModuleRule, below the module's parent: q, k and v of one parent have the same one.
+  absl::string_view matrix = "";
+};
+
 // A tensor of a layer that holds all experts.
 struct StackRule {
   absl::string_view pattern;  // the tensor's name behind "layers.N.", without ".weight"
@@ -59,6 +68,9 @@ struct FamilyRules {
   absl::string_view stack_note;
   // Whether loaders know the experts as stacks of plain values only, those of the first list, and not one by one.
   bool only_stacks = false;
+  absl::Span<const NameRule> names = {};  // for what no rule of `modules` describes; the first that matches wins
+  // Whether weights of linear modules are stored as [in, out].
+  bool transposed_linears = false;
 };
 
 absl::Span<const FamilyRules> AllFamilies();

@@ -311,6 +311,61 @@ TEST(FamilyTest, OddNamesAreOther) {
   }
 }
 
+TEST(FamilyTest, UsualNamesOfUnknownTypesWhereverTheyStand) {
+  const Expected cases[] = {
+      {"new", "transformer.wte.weight", Role::kEmbeddings},
+      {"new", "wpe.weight", Role::kEmbeddings},
+      {"new", "shared.weight", Role::kEmbeddings},
+      {"new", "model.shared.weight", Role::kEmbeddings},
+      {"new", "encoder.block.0.mlp.shared.weight", Role::kOther},
+      {"new", "model.decoder.embed_positions.weight", Role::kEmbeddings},
+      {"new", "gpt_neox.embed_in.weight", Role::kEmbeddings},
+      {"new", "embeddings.token_type_embeddings.weight", Role::kEmbeddings},
+      {"new", "transformer.embedding.word_embeddings.weight", Role::kEmbeddings},
+      {"new", "class_embedding.weight", Role::kEmbeddings},
+      {"new", "model.pos_embed.weight", Role::kEmbeddings},
+      {"new", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", Role::kEmbeddings},
+      {"new", "embed_out.weight", Role::kLmHead},
+      {"new", "transformer.output_layer.weight", Role::kLmHead},
+      {"new", "output.weight", Role::kLmHead},
+      {"new", "transformer.h.0.attn.output.weight", Role::kOther},
+      {"new", "transformer.blocks.0.ffn.router.layer.weight", Role::kRouter},
+      {"new", "model.layers.0.mlp.router.classifier.weight", Role::kRouter},
+      {"new", "model.layers.0.mlp.router.router_mlp.fc1.weight", Role::kRouter},
+      {"new", "model.layers.0.block.gate.weight", Role::kRouter},
+      {"new", "model.layers.0.moe_router.weight", Role::kRouter},
+      {"new", "encoder.layers.3.moe.wg.weight", Role::kRouter},
+      {"new", "model.layers.0.feed_forward.gate_proj.weight", Role::kMlp, "model.layers.0.feed_forward.gate_up"},
+      {"new", "transformer.h.0.attn.k_proj.weight", Role::kAttention, "transformer.h.0.attn.qkv"},
+      {"new", "transformer.h.0.mlp.gate_proj.weight", Role::kMlp, "transformer.h.0.mlp.gate_up"},
+      {"new", "transformer.h.0.ffn.experts.3.w3.weight", Role::kRoutedExperts, "transformer.h.0.ffn.experts.3"},
+      {"new", "transformer.h.0.ffn.experts.3.out.weight", Role::kRoutedExperts, "transformer.h.0.ffn.experts.3"},
+      {"new", "transformer.h.0.ffn.experts.mlp.w1", Role::kRoutedExperts, "transformer.h.0.ffn.experts.mlp"},
+      {"new", "transformer.h.0.ffn.shared_expert.w1.weight", Role::kSharedExperts, "transformer.h.0.ffn.shared_expert"},
+      {"new", "transformer.h.0.ln_1.weight", Role::kOther},
+      {"new", "model.layers.0.linear_attn.in_proj_b.weight", Role::kOther, "model.layers.0.linear_attn.in_proj_ba"},
+      // Of types that somebody described, only what was described.
+      {"llama", "transformer.wte.weight", Role::kOther},
+      {"llama", "model.layers.0.block.gate.weight", Role::kOther},
+  };
+  for (const Expected& expected : cases) {
+    const ModuleIdentity identity = Identify(expected.model_type, expected.tensor);
+    EXPECT_EQ(RoleName(identity.role), RoleName(expected.role)) << expected.tensor;
+    EXPECT_EQ(identity.fused_set, expected.fused_set) << expected.tensor;
+  }
+  const ModuleIdentity expert = Identify("new", "transformer.h.0.ffn.experts.3.w3.weight");
+  EXPECT_EQ(expert.scale_set, "transformer.h.0.ffn.experts.3.w13");
+  EXPECT_THAT(expert.expert, Optional(3u));
+  EXPECT_EQ(Identify("new", "transformer.h.0.ffn.experts.mlp.w1").expert, std::nullopt);
+}
+
+TEST(FamilyTest, TypesThatStoreLinearsTransposed) {
+  for (const char* type : {"gpt2", "openai-gpt", "imagegpt", "jais"}) EXPECT_TRUE(Family::For(Config(type)).transposed_linears()) << type;
+  for (const char* type : {"gpt_bigcode", "gpt_neox", "llama", "new"}) EXPECT_FALSE(Family::For(Config(type)).transposed_linears()) << type;
+  EXPECT_EQ(Identify("gpt2", "transformer.wte.weight").role, Role::kEmbeddings);
+  EXPECT_EQ(Identify("gpt2", "h.0.attn.c_attn.weight").role, Role::kOther);
+}
+
 // "mlp.gate [8,64], conv1d [64,1,4], shared_expert_gate [1,64], 1-D weights": roles that are never quantized by default
 TEST(FamilyCases, RoutersAreRecognisedInEveryFamily) {
   for (const std::string& type : Family::KnownModelTypes()) {

@@ -59,6 +59,7 @@ absl::Status Fill(ModelConfig* config) {
   config->outer_model_type = StringValue(model_type);
   QUERN_ASSIGN_OR_RETURN(model_type, FirstMember(text, {"model_type"}));
   config->model_type = StringValue(model_type);
+  QUERN_ASSIGN_OR_RETURN(config->vocab_size, FirstNumber(text, {"vocab_size"}));
   QUERN_ASSIGN_OR_RETURN(config->hidden_size, FirstNumber(text, {"hidden_size"}));
   QUERN_ASSIGN_OR_RETURN(config->num_hidden_layers, FirstNumber(text, {"num_hidden_layers"}));
   QUERN_ASSIGN_OR_RETURN(config->num_experts,

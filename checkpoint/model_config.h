@@ -15,6 +15,7 @@ struct ModelConfig {
   std::string text;        // the file, byte for byte
   std::string model_type;  // of the text model where `text_config` has one of its own, else top-level; may be empty
   std::string outer_model_type;
+  std::optional<uint64_t> vocab_size;
   std::optional<uint64_t> hidden_size;
   std::optional<uint64_t> num_hidden_layers;
   std::optional<uint64_t> num_experts;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/byte_size.h"
+#include "base/task_memory.h"
 #include "client/exit_code.h"
 #include "client/human.h"
 #include "client/json_output.h"
@@ -101,7 +102,7 @@ std::string FormatTask(const quern::v1::Task& task) {
   std::string text = absl::StrCat(task.name(), "  ", Lower(quern::v1::Task::State_Name(task.state())), "  ", task.label(), "\n  ");
   if (task.layers_size() > 0) absl::StrAppend(&text, "layers ", FormatRanges({task.layers().begin(), task.layers().end()}), "; ");
   absl::StrAppend(&text, "reads ", FormatByteSize(task.bytes_to_read()), ", writes ", FormatByteSize(task.bytes_to_write()), ", needs ",
-                  FormatByteSize(task.minimum_memory()), " of memory; ", task.failures(),
+                  FormatLeastMemory(task.minimum_memory()), " of memory; ", task.failures(),
                   task.failures() == 1 ? " failure\n" : " failures\n");
   if (task.attempts_size() == 0) absl::StrAppend(&text, "no attempts\n");
   for (const quern::v1::Attempt& attempt : task.attempts()) {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/byte_size.h"
+#include "base/task_memory.h"
 #include "client/human.h"
 #include "client/tables.h"
 
@@ -187,7 +188,7 @@ std::string FormatPlan(const quern::v1::PlanJobResponse& plan, bool all) {
   AppendSection(&text, "Effective bits, scales counted", bits);
 
   absl::StrAppend(&text, "\npeak memory    ", FormatByteSize(summary.peak_memory()), " of buffers (at least ",
-                  FormatByteSize(summary.minimum_memory()), ")\n", "disk needed    ", FormatByteSize(summary.disk_needed()), "\n");
+                  FormatLeastMemory(summary.minimum_memory()), ")\n", "disk needed    ", FormatByteSize(summary.disk_needed()), "\n");
   for (const std::string& warning : summary.warnings()) absl::StrAppend(&text, "warning: ", warning, "\n");
   return text;
 }

@@ -31,9 +31,12 @@ class AmaxStatistics : public Statistics {
   void Merge(const Statistics& other) override {
     const auto& from = static_cast<const AmaxStatistics&>(other);
     amax = std::max(amax, from.amax);
+    if (from.dtype.has_value()) See(*from.dtype);
     for (size_t i = 0; i < parts.size() && i < from.parts.size(); ++i) parts[i] = std::max(parts[i], from.parts[i]);
     if (sample != nullptr && from.sample != nullptr) sample->Merge(*from.sample);
   }
+
+  void See(DType of_weight) { dtype = !dtype.has_value() || *dtype == of_weight ? of_weight : DType::kF32; }
 
   // The best global scale of the sample, found once.
   float SampledGlobalScale(const scalar::FloatFormat& format) const {
@@ -43,6 +46,7 @@ class AmaxStatistics : public Statistics {
   }
 
   float amax = 0;
+  std::optional<DType> dtype;           // of all weights that were observed; F32 where they differ
   std::unique_ptr<BlockSample> sample;  // where the global scale is searched for
   Shape2D weight;
   int64_t columns;           // parts of a row of parts
@@ -167,16 +171,16 @@ absl::Status CheckFloatScheme(const SchemeSpec& spec) {
     return absl::OkStatus();
   }
   if (spec.strategy == Strategy::kBlock) {
-    if (!one_of(spec.scale, ScaleType::kWeight, ScaleType::kF32, ScaleType::kBf16, ScaleType::kE8m0)) {
-      return unsupported("FP8 in blocks has a scale of the weight's dtype, f32, bf16 or e8m0");
+    if (!one_of(spec.scale, ScaleType::kWeight, ScaleType::kF32, ScaleType::kBf16, ScaleType::kF16, ScaleType::kE8m0)) {
+      return unsupported("FP8 in blocks has a scale of the weight's dtype, f32, bf16, f16 or e8m0");
     }
     if (!one_of(spec.activations, Activations::kNone, Activations::kFp8Group128)) {
       return unsupported("FP8 in blocks goes with activations none and fp8_group128");
     }
     return absl::OkStatus();
   }
-  if (!one_of(spec.scale, ScaleType::kWeight, ScaleType::kF32, ScaleType::kBf16)) {
-    return unsupported("FP8 has a scale of the weight's dtype, f32 or bf16");
+  if (!one_of(spec.scale, ScaleType::kWeight, ScaleType::kF32, ScaleType::kBf16, ScaleType::kF16)) {
+    return unsupported("FP8 has a scale of the weight's dtype, f32, bf16 or f16");
   }
   if (!one_of(spec.activations, Activations::kNone, Activations::kFp8Token, Activations::kFp8Static)) {
     return unsupported("FP8 goes with activations none, fp8_token and fp8_static");
@@ -194,6 +198,8 @@ DType FloatScheme::ScaleDType(DType weight) const {
       return DType::kF32;
     case ScaleType::kBf16:
       return DType::kBF16;
+    case ScaleType::kF16:
+      return DType::kF16;
     case ScaleType::kE4m3:
       return DType::kF8E4M3;
     case ScaleType::kE8m0:
@@ -327,6 +333,7 @@ absl::Status FloatScheme::ForEachBand(const Tile& tile, const FloatTile& work, F
 absl::Status FloatScheme::Observe(const Tile& tile, const ModuleInputs&, Statistics& statistics) const {
   QUERN_RETURN_IF_ERROR(CheckTile(tile, RowMultiple(), ColumnMultiple()));
   auto& into = static_cast<AmaxStatistics&>(statistics);
+  into.See(tile.dtype);
   FloatTile work;
   QUERN_ASSIGN_OR_RETURN(work.element, ElementTypeOf(tile.dtype));
   work.rows = tile.rows();
@@ -364,6 +371,8 @@ absl::Status FloatScheme::Observe(const Tile& tile, const ModuleInputs&, Statist
 float FloatScheme::GlobalScaleOf(DType dtype, const Statistics& statistics) const {
   const auto& observed = static_cast<const AmaxStatistics&>(statistics);
   if (is_modelopt()) return scalar::ModelOptNvfp4Scale2(observed.amax);
+  // One for the set, also where its weights have different dtypes.
+  dtype = observed.dtype.value_or(dtype);
   if (observed.sample != nullptr) {
     const float searched = observed.SampledGlobalScale(FormatOf(dtype));
     if (searched != 0) return searched;
@@ -396,6 +405,7 @@ absl::StatusOr<std::vector<std::string>> FloatScheme::ComputedRegions(DType dtyp
   }
   float amax = *inputs.activation_amax;
   const bool nvfp4 = spec_.activations == Activations::kNvfp4Static;
+  if (nvfp4) dtype = static_cast<const AmaxStatistics*>(statistics)->dtype.value_or(dtype);
   const bool precise = spec_.numerics == Numerics::kPrecise;
   // The observer of llm-compressor holds it in the dtype of the model.
   if (!is_modelopt() && !precise) amax = Rounded(dtype, amax);

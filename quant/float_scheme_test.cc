@@ -153,7 +153,7 @@ TEST(FloatSchemeTest, UnsupportedSpecsSayWhy) {
       {"float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0 convention=modelopt", "FP8 and NVFP4"},
       {"float4 channel symmetric observer=minmax numerics=reference", "NVFP4"},
       {"float8 block=64 symmetric observer=minmax numerics=reference", "block of 128"},
-      {"float8 channel symmetric observer=minmax numerics=reference scale=e8m0", "f32 or bf16"},
+      {"float8 channel symmetric observer=minmax numerics=reference scale=e8m0", "f32, bf16 or f16"},
       {"float8 block=128 symmetric observer=minmax numerics=reference activations=fp8_token", "fp8_group128"},
       {"float8 channel symmetric observer=minmax numerics=reference activations=mxfp8", "fp8_token"},
       {"float8 block=128 symmetric observer=minmax numerics=reference scale=f32 convention=modelopt", "tensor or a channel"},
@@ -314,6 +314,31 @@ TEST(FloatSchemeTest, MembersOfASetShareItsGlobalScale) {
   }
 }
 
+TEST(FloatSchemeTest, MembersOfASetShareItsGlobalScaleWhateverTheirDtypes) {
+  // Its reciprocal and the product are rounded otherwise in each dtype.
+  const TestWeight a = WeightOf<scalar::Bf16>(DType::kBF16, {2, 32}, {1.0f, -0.5f});
+  const TestWeight b = WeightOf<scalar::F32>(DType::kF32, {5, 64}, {-10.123f, 2.0f});
+  const TestWeight c = WeightOf<scalar::F16>(DType::kF16, {3, 48}, {0.3f, 5.3f});
+  ModuleInputs inputs;
+  inputs.activation_amax = 3.7f;
+  const std::string searched = "float4 tensor_group=16 symmetric observer=mse numerics=reference scale=e4m3";
+  for (const std::string& text : {std::string(kNvfp4), searched, absl::StrCat(kNvfp4, " activations=nvfp4_static"),
+                                  std::string(kModelOptNvfp4), std::string(kModelOptFp8)}) {
+    const Scheme& scheme = SchemeOf(text);
+    std::vector<std::vector<std::string>> computed;
+    for (const auto& [weight, first, second] : {std::tuple(&a, &b, &c), std::tuple(&b, &a, &c), std::tuple(&c, &b, &a)}) {
+      const TestWeight others[] = {*first, *second};
+      QUERN_ASSERT_OK_AND_ASSIGN(EncodedWeight encoded, EncodeWeight(scheme, *weight, {128, 0}, NonfinitePolicy::kFail, inputs, others));
+      computed.emplace_back();
+      for (size_t i = 0; i < encoded.data.size(); ++i) {
+        if (encoded.regions[i].computed) computed.back().push_back(encoded.data[i]);
+      }
+    }
+    EXPECT_EQ(computed[0], computed[1]) << text;
+    EXPECT_EQ(computed[0], computed[2]) << text;
+  }
+}
+
 // The numbers are those of compressed-tensors' calculate_qparams and generate_gparam, and of ModelOpt's quantizers.
 TEST(FloatSchemeTest, ScalesOfActivationsAreThoseOfTheLibraries) {
   ModuleInputs inputs;
@@ -404,7 +429,7 @@ TEST(FloatSchemeTest, DecodesBlocksUnderScalesOfAnyDtype) {
   for (int64_t i = 0; i < shape.rows * shape.cols; ++i) codes.push_back(static_cast<char>(i * 7 % 127 | (i % 3 == 0 ? 0x80 : 0)));
   // 1.1 * 2^-7 rounds to BF16, as a scale of that dtype.
   const float scales[] = {0x1.199999999p-7f, 3.0f, 0x1p-20f, 1e-3f};
-  for (const std::string kind : {"f32", "bf16", "e8m0"}) {
+  for (const std::string kind : {"f32", "bf16", "f16", "e8m0"}) {
     EncodedWeight encoded;
     encoded.data = {codes, ""};
     std::vector<float> stored;
@@ -416,6 +441,10 @@ TEST(FloatSchemeTest, DecodesBlocksUnderScalesOfAnyDtype) {
         const uint16_t bits = scalar::Bf16::FromFloat(scale);
         encoded.data[1].append(reinterpret_cast<const char*>(&bits), 2);
         stored.push_back(scalar::Bf16::ToFloat(bits));
+      } else if (kind == "f16") {
+        const uint16_t bits = scalar::F16::FromFloat(scale);
+        encoded.data[1].append(reinterpret_cast<const char*>(&bits), 2);
+        stored.push_back(scalar::F16::ToFloat(bits));
       } else {
         encoded.data[1].push_back(static_cast<char>(127 + std::ilogb(scale)));
         stored.push_back(std::ldexp(1.0f, std::ilogb(scale)));

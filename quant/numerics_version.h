@@ -6,7 +6,7 @@
 namespace quern::quant {
 
 // Grows with every change that alters a byte or an error figure of any output. A job pins it.
-inline constexpr uint64_t kNumericsVersion = 2;
+inline constexpr uint64_t kNumericsVersion = 3;
 
 }  // namespace quern::quant
 

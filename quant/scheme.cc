@@ -60,6 +60,11 @@ absl::StatusOr<std::vector<std::string>> Scheme::ComputedRegions(DType, Shape2D,
   return std::vector<std::string>();
 }
 
+int64_t Scheme::RowsSearchedWhole() const {
+  if (spec().observer == Observer::kMinMax) return 0;
+  return spec().strategy == Strategy::kBlock ? RowMultiple() : spec().strategy == Strategy::kChannel ? 1 : 0;
+}
+
 void Scheme::AddErrors(const Tile& source, const std::byte* decoded, int64_t decoded_row_stride, absl::Span<RowError> errors) {
   const absl::StatusOr<IntegerTile> work = ElementsOf(source);
   if (!work.ok()) std::abort();  // Callers have the dtype from a weight that CheckWeight admitted.

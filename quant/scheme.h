@@ -104,6 +104,10 @@ class Scheme {
   // Bits that the format stores for each weight, scales counted.
   virtual double EffectiveBits(DType dtype, Shape2D shape) const = 0;
 
+  // Of how many rows a search for one scale must see all columns in one tile: 128 where it is a block's, 1 where it is a row's, 0 where any
+  // tile will do. One row is then given as a segment of all its columns, too.
+  int64_t RowsSearchedWhole() const;
+
   // Whether one scale is shared by all weights of a fused set (NVFP4's global scale), so that statistics are those of the set.
   virtual bool SharesSetScale() const { return false; }
   // Whether ModuleInputs::importance, ModuleInputs::activation_amax are needed.

@@ -33,11 +33,8 @@ constexpr Named<Observer> kObservers[] = {
     {Observer::kMinMax, "minmax"}, {Observer::kMse, "mse"}, {Observer::kImportance, "importance"}, {Observer::kSweep, "sweep"}};
 constexpr Named<Numerics> kNumerics[] = {{Numerics::kReference, "reference"}, {Numerics::kPrecise, "precise"}};
 
-constexpr Named<ScaleType> kScaleTypes[] = {{ScaleType::kWeight, "weight"},
-                                            {ScaleType::kF32, "f32"},
-                                            {ScaleType::kBf16, "bf16"},
-                                            {ScaleType::kE4m3, "e4m3"},
-                                            {ScaleType::kE8m0, "e8m0"}};
+constexpr Named<ScaleType> kScaleTypes[] = {{ScaleType::kWeight, "weight"}, {ScaleType::kF32, "f32"},   {ScaleType::kBf16, "bf16"},
+                                            {ScaleType::kF16, "f16"},       {ScaleType::kE4m3, "e4m3"}, {ScaleType::kE8m0, "e8m0"}};
 constexpr Named<Activations> kActivations[] = {{Activations::kNone, "none"},
                                                {Activations::kInt4Token, "int4_token"},
                                                {Activations::kInt8Token, "int8_token"},

@@ -25,7 +25,7 @@ enum class Numerics { kReference, kPrecise };
 
 // In which dtype scales are stored. kWeight: the weight's own. The others are fixed by a format (NVFP4: E4M3; MX: E8M0 in U8; ModelOpt's
 // FP8 and the FP8 checkpoints of DeepSeek: F32).
-enum class ScaleType { kWeight, kF32, kBf16, kE4m3, kE8m0 };
+enum class ScaleType { kWeight, kF32, kBf16, kE4m3, kE8m0, kF16 };
 // What an engine does with activations. It decides names and configs, no byte of a weight; kFp8Static and kNvfp4Static store a scale made
 // of ModuleInputs::activation_amax.
 enum class Activations { kNone, kInt4Token, kInt8Token, kFp8Token, kFp8Group128, kFp8Static, kNvfp4Static, kMxfp4, kMxfp8 };

@@ -60,9 +60,10 @@ absl::Status ProblemStatus(const scalar::Problem& problem, const Tile& tile, int
       return absl::OkStatus();
     case scalar::Problem::kNan:
     case scalar::Problem::kInf:
-      return absl::InvalidArgumentError(absl::StrCat("the element at row ", row, ", column ", column, " is ",
-                                                     problem.kind == scalar::Problem::kNan ? "NaN" : "infinite",
-                                                     "; repair the weight, or quantize with nonfinite: clamp in the recipe"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the element at row ", row, ", column ", column, " is ", problem.kind == scalar::Problem::kNan ? "NaN" : "infinite",
+                       "; repair the weight, or the scale that it is decoded with (what quantizes can replace it: nonfinite: clamp in the "
+                       "recipe)"));
     case scalar::Problem::kOverflow:
       break;
   }

@@ -1,7 +1,10 @@
 #include <CLI/CLI.hpp>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/commands/command.h"
+#include "client/exit_code.h"
 #include "client/job_options.h"
 #include "client/job_report.h"
 #include "client/paths.h"
@@ -49,7 +52,11 @@ class SynthCommand : public Command {
     synthesize.set_hidden(hidden_);
     synthesize.set_intermediate(intermediate_);
     synthesize.set_vocab(vocab_);
-    synthesize.set_seed(seed_);
+    uint64_t seed;
+    if (!absl::SimpleAtoi(seed_, &seed)) {
+      return UsageError(absl::StrCat("--seed ", seed_, ": a seed is a whole number from 0 to ", UINT64_MAX));
+    }
+    synthesize.set_seed(seed);
     synthesize.set_dtype(dtype_);
     synthesize.set_overwrite(overwrite_);
     QUERN_ASSIGN_OR_RETURN(const uint64_t shard_size, ParseSizeOption("--max-shard-size", max_shard_size_));
@@ -67,7 +74,7 @@ class SynthCommand : public Command {
   uint32_t hidden_ = 0;
   uint32_t intermediate_ = 0;
   uint32_t vocab_ = 0;
-  uint64_t seed_ = 0;
+  std::string seed_ = "0";
   std::string dtype_ = "BF16";
   std::string max_shard_size_ = "2GiB";
   bool overwrite_ = false;

@@ -1,5 +1,7 @@
 #include "daemon/planner/loader_notes.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -25,25 +27,60 @@ const char* ExpertsObstacle(const SchemeSpec& spec) {
   return nullptr;
 }
 
-// Why vLLM (0.33) has no kernel for modules in this scheme, or nullptr. Its reader of the config takes all of them.
-const char* VllmObstacle(const SchemeSpec& spec, bool experts) {
-  if (spec.type == NumberType::kFloat) {
-    return experts && quant::FormatName(spec) == "naive-quantized" ? "its experts in FP8 want quantized activations: take FP8_DYNAMIC"
-                                                                   : nullptr;
-  }
-  switch (spec.activations) {
-    case quant::Activations::kInt4Token:
-      return "it has no kernel for 4-bit activations";
-    case quant::Activations::kInt8Token:
-      return spec.num_bits == 8 || spec.num_bits == 4 ? nullptr : "its kernels with 8-bit activations have weights of 4 and 8 bits";
-    case quant::Activations::kFp8Token:
-      return spec.group_size == 128 ? nullptr : "its kernels of W4AFP8 have groups of 128";
-    default:
-      return nullptr;
-  }
+// vLLM looks rows of embeddings up with a kernel of its own (CompressedTensorsEmbeddingWNA16Int).
+absl::string_view EmbeddingsObstacle(const SchemeSpec& spec) {
+  const bool codes = spec.type == NumberType::kInt && spec.symmetric && spec.activations == quant::Activations::kNone;
+  const bool rows = spec.strategy == quant::Strategy::kChannel || spec.strategy == quant::Strategy::kGroup;
+  if (codes && rows && 32 % spec.num_bits == 0) return "";
+  return "its embeddings want symmetric integers of 2, 4 or 8 bits alone with a scale a channel or group: take W4A16";
 }
 
 }  // namespace
+
+// As CompressedTensorsConfig._get_scheme_from_parts and CompressedTensorsMoEMethod.get_moe_method decide, with what the classes that they
+// choose assert when they are made.
+absl::string_view VllmObstacle(const SchemeSpec& spec, bool experts) {
+  const bool tensor = spec.strategy == quant::Strategy::kTensor, channel = spec.strategy == quant::Strategy::kChannel;
+  const quant::Activations inputs = spec.activations;
+  if (spec.type == NumberType::kFloat) {
+    if (!tensor && !channel && spec.strategy != quant::Strategy::kBlock) return "";  // NVFP4 and MX, with activations or without
+    if (inputs == quant::Activations::kNone) {
+      if (experts) return "its experts in FP8 want quantized activations: take FP8_DYNAMIC";
+      if (!tensor && !channel) return "its FP8 in blocks wants quantized activations: take FP8_BLOCK";
+    }
+    if (experts && tensor && inputs != quant::Activations::kFp8Static) {
+      return "its experts in FP8 with one scale a tensor want static activations: take FP8, or FP8_DYNAMIC with a scale a channel";
+    }
+    if (experts && channel && inputs != quant::Activations::kFp8Token) {
+      return "its experts in FP8 with a scale a channel want dynamic activations: take FP8_DYNAMIC";
+    }
+    return "";
+  }
+  switch (inputs) {
+    case quant::Activations::kNone:
+      return tensor ? "its kernels of integer weights alone want a scale a channel or group" : "";
+    case quant::Activations::kInt8Token:
+      if (spec.num_bits != 8 && spec.num_bits != 4) return "its kernels with 8-bit activations have weights of 4 and 8 bits";
+      if (!spec.symmetric)
+        return "its kernels with 8-bit activations want symmetric weights; asymmetric ones go without (W4A16_ASYM, W8A16_ASYM)";
+      if (spec.num_bits == 4) return tensor ? "its kernels of 4-bit weights with 8-bit activations want a scale a channel or group" : "";
+      if (spec.strategy == quant::Strategy::kGroup) {
+        return "its kernels of 8-bit weights with 8-bit activations want a scale a channel: take W8A8 without a group size, or W8A16";
+      }
+      return tensor && experts ? "its experts of 8-bit integers with 8-bit activations want a scale a channel: take W8A8" : "";
+    case quant::Activations::kFp8Token:
+      if (spec.num_bits == 8 && spec.symmetric && (channel || (tensor && !experts))) {
+        return "it would quantize the activations to 8-bit integers in place of FP8: take W8A8";
+      }
+      return spec.num_bits == 4 && spec.symmetric && spec.strategy == quant::Strategy::kGroup && spec.group_size == 128
+                 ? ""
+                 : "its kernels of integers with FP8 activations want symmetric 4-bit weights in groups of 128: take W4AFP8";
+    case quant::Activations::kInt4Token:
+      return "it has no kernel for 4-bit activations: take weights alone (W4A16), or W4A8";
+    default:
+      return "it has no kernel for integer weights with these activations";
+  }
+}
 
 std::vector<std::string> LoaderNotes(const std::vector<SchemeSpec>& schemes, const std::vector<ConfigModule>& modules) {
   std::vector<std::string> notes;
@@ -51,29 +88,42 @@ std::vector<std::string> LoaderNotes(const std::vector<SchemeSpec>& schemes, con
   for (const ConfigModule& module : modules) {
     if (module.role == checkpoint::Role::kRoutedExperts) of_experts.insert(module.scheme);
   }
+  std::set<std::pair<int, checkpoint::Role>> kinds;
+  std::set<checkpoint::Role> roles;
+  for (const ConfigModule& module : modules) {
+    if (module.scheme < 0) continue;
+    kinds.emplace(module.scheme, module.role);
+    roles.insert(module.role);
+  }
+  if (roles.count(checkpoint::Role::kRouter) > 0) {
+    notes.push_back("vLLM cannot load this result for most models: it keeps their routers in plain weights");
+  }
   if (schemes.front().convention == quant::Convention::kModelOpt) {
-    notes.push_back(absl::StrCat("transformers cannot load this result: it does not read the format of ModelOpt", kInstead));
-    for (int s : of_experts) {
-      if (s >= 0 && schemes[s].num_bits == 8 && schemes[s].strategy == quant::Strategy::kChannel) {
-        notes.push_back(
-            "vLLM cannot load this result: its reader of ModelOpt's format has no FP8_PER_CHANNEL_PER_TOKEN for routed experts; "
-            "--export compressed-tensors has");
-      }
+    if (roles.count(checkpoint::Role::kEmbeddings) > 0) {
+      notes.push_back("vLLM cannot load this result: it keeps embeddings in plain weights where the format is ModelOpt's");
+    }
+    const bool refused = std::any_of(of_experts.begin(), of_experts.end(), [&](int s) {
+      return s >= 0 && schemes[s].num_bits == 8 && schemes[s].strategy == quant::Strategy::kChannel;
+    });
+    notes.push_back(absl::StrCat("transformers cannot load this result: it does not read the format of ModelOpt",
+                                 refused || !notes.empty() ? kPlainInstead : kInstead));
+    if (refused) {
+      notes.push_back(
+          "vLLM cannot load this result: its reader of ModelOpt's format has no FP8_PER_CHANNEL_PER_TOKEN for routed experts; "
+          "--export compressed-tensors has");
     }
     return notes;
   }
-  std::set<std::pair<int, bool>> kinds;  // schemes, of routed experts or not
-  for (const ConfigModule& module : modules) {
-    if (module.scheme >= 0) kinds.emplace(module.scheme, module.role == checkpoint::Role::kRoutedExperts);
-    if (module.scheme >= 0 && module.role == checkpoint::Role::kRouter && notes.empty()) {
-      notes.push_back("vLLM cannot load this result: it keeps routers in plain weights");
-    }
+  std::map<std::pair<int, absl::string_view>, std::vector<absl::string_view>> refused;  // by scheme and reason: roles
+  for (const auto& [s, role] : kinds) {
+    const absl::string_view why = role == checkpoint::Role::kEmbeddings
+                                      ? EmbeddingsObstacle(schemes[s])
+                                      : VllmObstacle(schemes[s], role == checkpoint::Role::kRoutedExperts);
+    if (!why.empty()) refused[{s, why}].push_back(checkpoint::RoleName(role));
   }
-  for (const auto& [s, experts] : kinds) {
-    const char* const why = VllmObstacle(schemes[s], experts);
-    if (why == nullptr) continue;
-    notes.push_back(absl::StrCat("vLLM cannot serve this result: ", experts ? "routed experts" : "linear modules", " are ",
-                                 ShortName(schemes[s]), ", and ", why));
+  for (const auto& [scheme, roles] : refused) {
+    notes.push_back(absl::StrCat("vLLM cannot serve this result: modules of ", absl::StrJoin(roles, ", "), " are ",
+                                 ShortName(schemes[scheme.first]), ", and ", scheme.second));
   }
   const absl::string_view instead = notes.empty() ? kInstead : kPlainInstead;
   if (of_experts.size() > 1) {

@@ -34,9 +34,29 @@ uint64_t StackMemory(const quern::v1::QuantizeUnit& unit, const quant::Scheme& s
   return GatherMemory(static_cast<uint64_t>(std::max(strip, rows)));
 }
 
+// Of a scheme that searches over whole rows: their values, and what they are decoded from.
+uint64_t SearchMemory(const quern::v1::TensorView& view, const quant::Scheme& scheme) {
+  const absl::StatusOr<DType> dtype = ParseDType(view.dtype());
+  const uint64_t rows = std::min(view.rows(), static_cast<uint64_t>(scheme.RowsSearchedWhole()));
+  if (!dtype.ok() || rows == 0 || view.cols() == 0) return 0;
+  const uint64_t row_bytes = view.cols() * static_cast<uint64_t>(BytesPerElement(*dtype));
+  // Rows that are further apart are gathered, and have the memory of that.
+  const auto stride = static_cast<uint64_t>(std::max<int64_t>(view.decode_scheme().empty() ? view.row_stride() : 0, 0));
+  uint64_t bytes = (rows - 1) * std::clamp(stride, row_bytes, 2 * row_bytes) + row_bytes;
+  for (const quern::v1::DecodeInput& input : view.decode()) {
+    // A row of the region more than the rows need at least, and between rows what is not worth a read of its own.
+    constexpr uint64_t kMostBetween = 48 * kKiB;
+    const quern::v1::TensorView& region = input.view();
+    const uint64_t most = region.cols() + kMostBetween;
+    const uint64_t apart = std::clamp(static_cast<uint64_t>(std::max<int64_t>(region.row_stride(), 0)), region.cols(), most);
+    bytes += std::min(region.rows(), rows + 1) * apart + 16 * kKiB;
+  }
+  return TileMemory(TileOf(bytes));
+}
+
 }  // namespace
 
-uint64_t MinimumMemory(const quern::v1::QuantizeUnit& unit) {
+uint64_t MinimumMemory(const quern::v1::QuantizeUnit& unit, bool encoded) {
   uint64_t memory = kMinimumTaskMemory;
   const absl::StatusOr<quant::SchemeSpec> spec = quant::SchemeSpec::Parse(unit.scheme());
   if (!spec.ok()) return memory;
@@ -52,14 +72,7 @@ uint64_t MinimumMemory(const quern::v1::QuantizeUnit& unit) {
   };
   gather(unit.weight());
   for (const quern::v1::TensorView& view : unit.statistics_set()) gather(view);
-  const bool whole_rows = spec->strategy == quant::Strategy::kChannel || spec->strategy == quant::Strategy::kBlock;
-  if (whole_rows && spec->observer != quant::Observer::kMinMax) {
-    // A weight in blocks of 128 rows is decoded in such blocks.
-    const uint64_t rows = std::min<uint64_t>(unit.weight().rows(), unit.weight().decode_scheme().empty() ? multiple : 128);
-    const absl::StatusOr<DType> dtype = ParseDType(unit.weight().dtype());
-    if (dtype.ok())
-      memory = std::max(memory, WholeRowsMemory(rows * unit.weight().cols() * static_cast<uint64_t>(BytesPerElement(*dtype))));
-  }
+  if (encoded) memory = std::max(memory, SearchMemory(unit.weight(), **scheme));
   if (unit.has_place() && unit.outputs_size() == 1) memory = std::max(memory, StackMemory(unit, **scheme));
   for (const quern::v1::DecodeInput& input : unit.inputs()) memory = std::max(memory, InputsMemory(input.view().cols() * sizeof(float)));
   return memory;
@@ -68,10 +81,10 @@ uint64_t MinimumMemory(const quern::v1::QuantizeUnit& unit) {
 uint64_t MinimumMemory(const quern::v1::TaskSpec& task) {
   uint64_t memory = kMinimumTaskMemory;
   for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
-    if (unit.has_quantize()) memory = std::max(memory, MinimumMemory(unit.quantize()));
+    if (unit.has_quantize()) memory = std::max(memory, MinimumMemory(unit.quantize(), /*encoded=*/true));
   }
   for (const quern::v1::CompareUnit& unit : task.compare_shard().units()) {
-    if (unit.has_quantize()) memory = std::max(memory, MinimumMemory(unit.quantize()));
+    if (unit.has_quantize()) memory = std::max(memory, MinimumMemory(unit.quantize(), /*encoded=*/false));
   }
   return memory;
 }

@@ -8,8 +8,9 @@
 
 namespace quern::daemon {
 
-// Bytes. Of units that no worker can run, the least of any.
-uint64_t MinimumMemory(const quern::v1::QuantizeUnit& unit);
+// Bytes. `encoded`: the unit's weight is quantized, not only compared with what was made of it. Of units that no worker can run, the least
+// of any.
+uint64_t MinimumMemory(const quern::v1::QuantizeUnit& unit, bool encoded = true);
 
 // Of all units of a task.
 uint64_t MinimumMemory(const quern::v1::TaskSpec& task);

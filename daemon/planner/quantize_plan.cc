@@ -18,6 +18,7 @@
 #include "daemon/planner/disk_estimate.h"
 #include "daemon/planner/emitted_config.h"
 #include "daemon/planner/loader_notes.h"
+#include "daemon/planner/minimum_memory.h"
 #include "daemon/planner/modelopt_config.h"
 #include "daemon/planner/module_names.h"
 #include "daemon/planner/plans.h"
@@ -80,7 +81,6 @@ class QuantizePlanner {
   absl::Status Run(QuantizeInputs* inputs, uint64_t memory) {
     inputs_ = inputs;
     GatherSets();
-    QUERN_RETURN_IF_ERROR(SetAsideCollisions());
     QUERN_RETURN_IF_ERROR(MakeBlocks());
     const std::vector<std::vector<size_t>> shards = LayOutShards(blocks_, summary().max_shard_size());
     plan_.tasks.reserve(shards.size());
@@ -111,27 +111,24 @@ class QuantizePlanner {
     }
   }
 
-  // Tensors beside a weight whose names the scheme stores its own under.
-  absl::Status SetAsideCollisions() {
-    for (SelectedModule& module : selection_.modules) {
-      if (module.scheme == nullptr || module.tensors.empty()) continue;
-      absl::StatusOr<const StoredForm*> form = forms_.Get(module.scheme, *module.weight);
-      if (!form.ok()) return Annotate(form.status(), module.identity.module);
-      const auto collides = [&](size_t tensor) {
-        return std::any_of((*form)->regions.begin(), (*form)->regions.end(), [&](const quant::Region& region) {
-          return Info(tensor).name == absl::StrCat(module.identity.module, ".", region.suffix);
-        });
-      };
-      const auto end = std::stable_partition(module.tensors.begin(), module.tensors.end(), [&](size_t t) { return !collides(t); });
-      collisions_.insert(collisions_.end(), end, module.tensors.end());
-      module.tensors.erase(end, module.tensors.end());
+  // Modules that an engine loads as one matrix have the same input, and the engine keeps one scale of it.
+  void WarnOfActivationRanges() {
+    std::vector<std::string> sets;
+    for (const auto& [set, range] : activation_ranges_) {
+      if (range.first != range.second) sets.push_back(set);
     }
-    return absl::OkStatus();
+    if (sets.empty()) return;
+    std::sort(sets.begin(), sets.end());
+    summary().add_warnings(
+        absl::StrCat("--activation-scales has different magnitudes for modules that an engine loads as one matrix, with one input; vLLM "
+                     "keeps the largest scale it finds (of compressed-tensors' NVFP4 that is the smallest magnitude, which cuts larger "
+                     "values off). Give each of these the largest of its set:\n  ",
+                     absl::StrJoin(SummarizeNames(sets), "\n  ")));
   }
 
   // Scales that belong to no weight: of a KV cache, or left over from another format.
   void WarnOfOrphans() {
-    std::vector<std::string> cache, left_over, replaced;
+    std::vector<std::string> cache, left_over, strays;
     for (const SelectedModule& module : selection_.modules) {
       for (const size_t tensor : module.tensors) {
         const std::string& name = Info(tensor).name;
@@ -143,15 +140,13 @@ class QuantizePlanner {
         }
       }
     }
-    for (const size_t tensor : collisions_) replaced.push_back(Info(tensor).name);
+    for (const size_t tensor : selection_.strays) strays.push_back(Info(tensor).name);
     const auto warn = [&](absl::string_view what, const std::vector<std::string>& names) {
       if (!names.empty()) summary().add_warnings(absl::StrCat(what, ":\n  ", absl::StrJoin(SummarizeNames(names), "\n  ")));
     };
     warn("scales of a KV cache or of attention are copied as they are, but the new quantization_config says nothing of them", cache);
-    warn(
-        "scales beside weights that are not stored with them are copied as they are; remove those that are left over, engines may use them",
-        left_over);
-    warn("tensors beside weights are dropped, since the new format has tensors of these names", replaced);
+    warn("scales that no weight is stored with are copied as they are; remove those that are left over, engines may use them", left_over);
+    warn("tensors that say how weights in a quantized format are stored are dropped: the weights beside them are plain", strays);
   }
 
   static bool IsCacheScale(absl::string_view parameter) {
@@ -288,6 +283,10 @@ class QuantizePlanner {
     summary().set_quantized_tensors(summary().quantized_tensors() + 1);
     const absl::Status added = inputs_->module_inputs.AddTo(
         {module.identity.module, module.identity.transformers_name, weight.cols, weight.dtype}, *module.scheme, task, unit);
+    if (added.ok() && unit.has_activation_amax()) {
+      const auto [range, first] = activation_ranges_.try_emplace(SetOf(module), unit.activation_amax(), unit.activation_amax());
+      range->second = std::minmax({range->second.first, range->second.second, unit.activation_amax()});
+    }
     if (absl::IsNotFound(added)) {
       without_inputs_.push_back(module.identity.module);
       return absl::OkStatus();
@@ -338,7 +337,9 @@ class QuantizePlanner {
         if (first.count(region.tensor) == 0) dropped.emplace(region.tensor, reason);
       }
     }
-    for (const size_t tensor : collisions_) dropped.emplace(tensor, "the weight beside it is stored with another tensor of this name");
+    for (const size_t tensor : selection_.strays) {
+      dropped.emplace(tensor, "says how a weight in a quantized format is stored, and the one beside it is plain");
+    }
     for (const auto& [tensor, reason] : dropped) {
       const TensorInfo& info = Info(tensor);
       quern::v1::TensorFate& fate = *summary().add_dropped();
@@ -391,6 +392,7 @@ class QuantizePlanner {
     for (const checkpoint::ModuleIdentity& identity : selection_.unnamed) add(identity, -1);
     for (std::string& note : LoaderNotes(schemes, modules)) summary().add_warnings(std::move(note));
     for (std::string& warning : inputs_->module_inputs.Warnings()) summary().add_warnings(std::move(warning));
+    WarnOfActivationRanges();
     if (inputs_->export_format == kModelOpt) {
       QUERN_ASSIGN_OR_RETURN(ModelOptConfigs configs, BuildModelOptConfigs(schemes, modules));
       summary().set_quantization_config(std::move(configs.quantization_config));
@@ -420,6 +422,7 @@ class QuantizePlanner {
       out.set_output_bytes(out.output_bytes() + task.bytes_to_write());
       out.set_minimum_memory(std::max<uint64_t>(out.minimum_memory(), task.minimum_memory()));
     }
+    if (memory > 0 && memory < out.minimum_memory()) return TooLittleMemory(memory);
     out.set_peak_memory(memory > 0 ? memory : kDefaultMemory);
     out.set_disk_needed(out.disk_needed() + out.output_bytes() + EstimateDiskBesideFiles(plan_, checkpoint().config().text.size()) +
                         EstimateSpill(plan_, out.peak_memory()));
@@ -428,6 +431,29 @@ class QuantizePlanner {
     }
     if (all_bits_.weights > 0) AddBits("", all_bits_);
     return absl::OkStatus();
+  }
+
+  // Names the weight that needs the most.
+  absl::Status TooLittleMemory(uint64_t memory) const {
+    const quern::v1::QuantizeUnit* neediest = nullptr;
+    uint64_t most = 0;
+    for (const quern::v1::TaskSpec& task : plan_.tasks) {
+      for (const quern::v1::ShardUnit& unit : task.write_shard().units()) {
+        if (!unit.has_quantize() || MinimumMemory(unit.quantize()) <= most) continue;
+        neediest = &unit.quantize();
+        most = MinimumMemory(*neediest);
+      }
+    }
+    if (neediest == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("no task runs with less than ", FormatLeastMemory(kMinimumTaskMemory)));
+    }
+    std::string size = FormatLeastMemory(most);
+    size.erase(std::remove(size.begin(), size.end(), ' '), size.end());
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tensor ", neediest->weight().tensor(), " [", neediest->weight().rows(), ", ", neediest->weight().cols(), "] under \"",
+                     neediest->scheme(), "\" needs a buffer pool of at least ", FormatLeastMemory(most), ", and --memory is ",
+                     FormatByteSize(memory), ": give --memory ", size,
+                     MinimumMemory(*neediest, /*encoded=*/false) < most ? ", or choose observer: minmax or scales for groups" : ""));
   }
 
   void AddBits(std::string role, const Bits& bits) {
@@ -441,9 +467,9 @@ class QuantizePlanner {
   Selection selection_;
   Plan& plan_;
   QuantizeInputs* inputs_ = nullptr;
-  std::vector<std::string> without_inputs_;  // modules whose scheme needs what no file has
+  std::vector<std::string> without_inputs_;                                      // modules whose scheme needs what no file has
+  absl::flat_hash_map<std::string, std::pair<float, float>> activation_ranges_;  // by set: the smallest and the largest
   StoredForms forms_;
-  std::vector<size_t> collisions_;                              // tensors that are not copied
   absl::flat_hash_map<std::string, std::vector<size_t>> sets_;  // modules that share a scale
   std::vector<LayoutBlock> blocks_;
   std::vector<std::vector<std::pair<std::string, size_t>>> members_;  // of blocks: (natural key, module)

@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/file.h"
@@ -209,6 +210,24 @@ TEST(QuantizePlan, TrainedCheckpoint) {
   EXPECT_EQ(plan.summary.peak_memory(), 512 * kMiB);
   EXPECT_EQ(plan.summary.minimum_memory(), kMinimumTaskMemory);
   EXPECT_THAT(plan.summary.side_files(), ElementsAre("generation_config.json", "tokenizer.json", "tokenizer_config.json"));
+}
+
+TEST(QuantizePlan, MemoryThatIsTooLittleIsRefusedWithWhatIsEnough) {
+  TestCheckpoint source("llama");
+  source.Add("model.layers.0.mlp.up_proj.weight", {256, 64});
+  source.Add("model.layers.0.mlp.down_proj.weight", {256, 30016});
+  source.Write();
+  JobSpec job = QuantizeJob(source.path(), "{scheme: FP8_BLOCK, observer: mse}");
+  QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(job, false));
+  const uint64_t least = plan.summary.minimum_memory();
+  ASSERT_NE(least % kMiB, 0);
+  job.mutable_quantize()->set_memory(kMinimumTaskMemory);
+  const std::string size = absl::StrCat(least / kMiB + 1, "MiB");
+  EXPECT_THAT(MakePlan(job, false), StatusIs(absl::StatusCode::kResourceExhausted,
+                                             AllOf(HasSubstr("model.layers.0.mlp.down_proj.weight [256, 30016]"),
+                                                   HasSubstr(absl::StrCat("give --memory ", size)), HasSubstr("observer: minmax"))));
+  job.mutable_quantize()->set_memory(ParseByteSize(size).value());
+  EXPECT_THAT(MakePlan(job, false), IsOk());
 }
 
 TEST(QuantizePlan, SmallShardsHoldSmallPartsOfLayers) {
@@ -428,19 +447,135 @@ TEST(QuantizePlan, ScalesThatBelongToNoWeightAreNamed) {
   source.AddDenseLayer(0, 64, 128);
   source.Add({"model.layers.0.self_attn.k_proj.k_scale", {1}, DType::kF32});
   source.Add({"model.layers.0.self_attn.v_scale", {1}, DType::kF32});
-  source.Add({"model.layers.0.mlp.up_proj.weight_scale_inv", {1, 1}, DType::kF32});
-  source.Add({"model.layers.0.mlp.gate_proj.weight_scale", {128, 1}, DType::kBF16});
+  source.Add({"model.layers.0.mlp.up_proj.output_scale", {1}, DType::kF32});
+  source.Add({"model.layers.0.mlp.gone_proj.weight_scale", {128, 1}, DType::kBF16});
   source.Add("model.layers.0.mlp.scale", {64});  // nobody's
   source.Write();
   const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
   EXPECT_THAT(Warnings(plan),
               UnorderedElementsAre(AllOf(HasSubstr("KV cache"), HasSubstr("k_proj.k_scale"), HasSubstr("self_attn.v_scale")),
-                                   AllOf(HasSubstr("left over"), HasSubstr("up_proj.weight_scale_inv"), Not(HasSubstr("mlp.scale"))),
-                                   AllOf(HasSubstr("are dropped"), HasSubstr("gate_proj.weight_scale"))));
+                                   AllOf(HasSubstr("left over"), HasSubstr("gone_proj.weight_scale"), HasSubstr("up_proj.output_scale"),
+                                         Not(HasSubstr("mlp.scale")))));
+  EXPECT_EQ(FatesByName(plan).at("model.layers.0.mlp.gone_proj.weight_scale").fate(), TensorFate::COPIED);
+}
+
+// Whoever reads the result would take them for a part of what lies beside them: the new format of a weight, or a plain one.
+TEST(QuantizePlan, DescriptionsBesidePlainWeightsAreDropped) {
+  static constexpr const char* kStrays[] = {"weight_scale",     "weight_scale_inv",    "weight_scale_2",  "weight_zero_point",
+                                            "weight_g_idx",     "weight_global_scale", "weight_shape",    "input_scale",
+                                            "input_zero_point", "input_global_scale",  "activation_scale"};
+  TestCheckpoint source("llama");
+  source.AddDenseLayer(0, 64, 128);
+  source.AddOuter(32, 64);
+  std::vector<std::string> strays;
+  // Beside a weight that is quantized, one that is not, and one that is no matrix.
+  for (const char* module : {"model.layers.0.mlp.up_proj", "lm_head", "model.norm"}) {
+    for (const char* stray : kStrays) strays.push_back(absl::StrCat(module, ".", stray));
+  }
+  for (const std::string& name : strays) source.Add({name, {3}, DType::kF32});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
+  ASSERT_THAT(Warnings(plan), ElementsAre(AllOf(HasSubstr("are dropped"), HasSubstr("up_proj.weight_g_idx"))));
   const auto fates = FatesByName(plan);
-  EXPECT_EQ(fates.at("model.layers.0.mlp.gate_proj.weight_scale").fate(), TensorFate::DROPPED);
-  EXPECT_EQ(fates.at("model.layers.0.mlp.up_proj.weight_scale_inv").fate(), TensorFate::COPIED);
-  CheckInvariants(plan, source.path());
+  for (const std::string& name : strays) {
+    EXPECT_EQ(fates.at(name).fate(), TensorFate::DROPPED) << name;
+    EXPECT_THAT(fates.at(name).reason(), HasSubstr("the one beside it is plain")) << name;
+  }
+}
+
+TEST(QuantizePlan, DescriptionsBesidePlainStacksAreDroppedAndOthersKept) {
+  for (const char* targets : {"attention", "routed_experts"}) {
+    TestCheckpoint source("granitemoe");
+    source.set_config("{\"model_type\": \"granitemoe\", \"hidden_size\": 64, \"intermediate_size\": 32}");
+    source.AddDenseLayer(0, 64, 128);
+    source.Add("model.layers.0.block_sparse_moe.input_linear.weight", {4, 64, 64});
+    source.Add("model.layers.0.block_sparse_moe.output_linear.weight", {4, 64, 32});
+    source.Add({"model.layers.0.block_sparse_moe.input_linear.weight_scale", {4, 1}, DType::kF32});
+    source.Add("model.layers.0.block_sparse_moe.output_linear.bias", {4, 64});
+    source.Write();
+    const Plan plan = PlanOf(source.path(), absl::StrCat("{scheme: W4A16, group_size: 32, targets: [", targets, "]}"));
+    EXPECT_THAT(Warnings(plan), Contains(AllOf(HasSubstr("are dropped"), HasSubstr("input_linear.weight_scale"))));
+    const auto fates = FatesByName(plan);
+    EXPECT_EQ(fates.at("model.layers.0.block_sparse_moe.input_linear.weight_scale").fate(), TensorFate::DROPPED);
+    EXPECT_EQ(fates.at("model.layers.0.block_sparse_moe.output_linear.bias").fate(), TensorFate::COPIED);
+  }
+}
+
+TEST(QuantizePlan, ExpertsThatAreInAStackAndApartAreRefused) {
+  TestCheckpoint source("qwen3_moe");
+  source.set_config("{\"model_type\": \"qwen3_moe\", \"hidden_size\": 64, \"moe_intermediate_size\": 32}");
+  source.Add("model.layers.0.mlp.experts.gate_up_proj", {4, 64, 64});
+  source.Add("model.layers.0.mlp.experts.down_proj", {4, 64, 32});
+  source.Add("model.layers.0.mlp.experts.1.up_proj.weight", {32, 64});
+  source.Write();
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, targets: [routed_experts]}"), false),
+              StatusIs(kInvalid, AllOf(HasSubstr("experts.1.up_proj"), HasSubstr("tensors of its own besides"))));
+}
+
+TEST(QuantizePlan, WeightsThatAreStoredTwiceAreRefused) {
+  for (const bool packed : {true, false}) {
+    TestCheckpoint source("llama");
+    source.AddDenseLayer(0, 64, 128);
+    if (packed) {
+      source.Add({"model.layers.0.mlp.up_proj.weight_packed", {128, 32}, DType::kU8});
+      source.Add({"model.layers.0.mlp.up_proj.weight_scale", {128, 2}, DType::kU8});
+    } else {
+      source.Add({"model.layers.1.mlp.up_proj.weight", {128, 64}, DType::kF8E4M3});
+      source.Add({"model.layers.1.mlp.up_proj.weight_scale", {128, 1}, DType::kF32});
+      source.Add({"model.layers.1.mlp.up_proj.weight_scale_inv", {128, 1}, DType::kF32});
+    }
+    source.Write();
+    EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32}"), false),
+                StatusIs(kInvalid, AllOf(HasSubstr("mlp.up_proj"), HasSubstr("which one counts"))));
+  }
+}
+
+TEST(QuantizePlan, UnknownTypesKeepWhatIsNoLinearModule) {
+  TestCheckpoint source("nobody_knows");
+  source.set_config("{\"model_type\": \"nobody_knows\", \"hidden_size\": 128, \"intermediate_size\": 256, \"vocab_size\": 96}");
+  const char* const kKept[] = {"transformer.wte",
+                               "transformer.wpe",
+                               "transformer.token_type_embeddings",
+                               "transformer.tok",
+                               "lm_out",
+                               "transformer.blocks.0.ffn.router.layer",
+                               "transformer.blocks.0.ffn.experts.mlp"};
+  for (const char* name : kKept) {
+    if (!absl::EndsWith(name, ".mlp")) source.Add(absl::StrCat(name, ".weight"), {96, 128});
+  }
+  source.Add("transformer.blocks.0.ffn.experts.mlp.w1", {256, 128});  // of DBRX: the experts below each other
+  source.Add("transformer.blocks.0.attn.Wqkv.weight", {384, 128});
+  source.Add("transformer.blocks.0.attn.Wqkv.bias", {384});
+  source.Add("transformer.blocks.0.ffn.w1.weight", {256, 128});
+  source.Write();
+  const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
+  for (const auto& [name, fate] : FatesByName(plan)) {
+    const bool linear = name == "transformer.blocks.0.attn.Wqkv.weight" || name == "transformer.blocks.0.ffn.w1.weight";
+    EXPECT_EQ(fate.fate(), linear ? TensorFate::QUANTIZED : TensorFate::COPIED) << name;
+  }
+  EXPECT_THAT(Warnings(plan), UnorderedElementsAre(HasSubstr("not known"), AllOf(HasSubstr("stacks"), HasSubstr("experts.mlp.w1"))));
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, targets: [Linear, routed_experts]}"), false),
+              StatusIs(kInvalid, AllOf(HasSubstr("layout is not known"), HasSubstr("experts.mlp.w1"))));
+}
+
+TEST(QuantizePlan, WeightsStoredTransposedAreRefused) {
+  for (const char* type : {"gpt2", "nobody_knows"}) {
+    TestCheckpoint source(type);
+    source.Add("wte.weight", {64, 128});
+    source.Add("h.0.attn.c_attn.weight", {128, 384});
+    source.Add("h.0.attn.c_attn.bias", {384});
+    source.Add("h.0.mlp.other.weight", {384, 128});
+    source.Add("h.0.mlp.other.bias", {384});
+    source.Write();
+    const auto plan_without = [&](absl::string_view ignore) {
+      return MakePlan(QuantizeJob(source.path(), absl::StrCat("{scheme: W4A16, group_size: 32, ignore: [", ignore, "]}")), false);
+    };
+    const bool known = type == absl::string_view("gpt2");
+    const absl::Status status = plan_without("").status();
+    EXPECT_THAT(status, StatusIs(kInvalid, AllOf(HasSubstr("[in, out]"), HasSubstr("h.0.attn.c_attn"), Not(HasSubstr("wte")))));
+    EXPECT_EQ(absl::StrContains(status.message(), "mlp.other"), known);
+    EXPECT_EQ(plan_without("'re:.*c_attn'").ok(), !known) << type;
+  }
 }
 
 TEST(QuantizePlan, EffectiveBitsCountGlobalScales) {

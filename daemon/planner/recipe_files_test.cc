@@ -166,5 +166,41 @@ TEST_F(RecipeFilesTest, StaticScalesNeedAFile) {
   EXPECT_THAT(MakePlan(job, false), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no scheme of the recipe")));
 }
 
+TEST_F(RecipeFilesTest, MagnitudesThatDifferWithinASetAreToldOf) {
+  TestCheckpoint source("llama");
+  source.AddDenseLayer(0, 64, 128);
+  source.Write();
+  const std::string layer = "model.layers.0.";
+  std::map<std::string, float> amax;
+  for (const char* const name :
+       {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
+    amax[layer + name] = 2;
+  }
+  amax[layer + "self_attn.o_proj"] = 3;
+  const std::string path = JoinPath(source.path(), "amax");
+  const auto warnings = [&](const char* scheme) {
+    std::vector<checkpoint::TensorInfo> infos;
+    std::string data;
+    for (const auto& [name, value] : amax) {
+      infos.push_back({name, DType::kF32, {}, data.size(), data.size() + 4});
+      data.append(reinterpret_cast<const char*>(&value), 4);
+    }
+    WriteText(path, checkpoint::BuildSafetensorsHeader(infos) + data);
+    quern::v1::JobSpec job = QuantizeJob(source.path(), absl::StrCat("scheme: ", scheme));
+    job.mutable_quantize()->set_activation_scales(path);
+    const absl::StatusOr<Plan> plan = MakePlan(job, /*with_fingerprints=*/false);
+    EXPECT_THAT(plan, IsOk());
+    return plan.ok() ? Warnings(*plan) : std::vector<std::string>();
+  };
+  for (const char* const scheme : {"NVFP4", "FP8"})
+    EXPECT_THAT(warnings(scheme), Not(Contains(HasSubstr("--activation-scales")))) << scheme;
+  amax[layer + "self_attn.k_proj"] = 2.5;
+  for (const char* const scheme : {"NVFP4", "FP8"}) {
+    EXPECT_THAT(warnings(scheme), Contains(AllOf(HasSubstr("--activation-scales"), HasSubstr("one matrix"), HasSubstr("layers.0.self_attn"),
+                                                 Not(HasSubstr("mlp")))))
+        << scheme;
+  }
+}
+
 }  // namespace
 }  // namespace quern::daemon

@@ -40,6 +40,12 @@ struct Candidate {
 
 std::string SidesText(const SourceWeight& weight) { return absl::StrCat("[", weight.rows, ", ", weight.cols, "]"); }
 
+// Whether a weight of a model that nobody described has a row for each token. Names tell little there.
+bool IsOfVocabulary(const SourceWeight& weight, const checkpoint::ModelConfig& config) {
+  if (checkpoint::Family::For(config).known() || config.vocab_size != weight.rows) return false;
+  return weight.rows != config.hidden_size && weight.rows != config.intermediate_size;
+}
+
 Candidate Classify(const SourceModule& module, const checkpoint::Checkpoint& checkpoint) {
   Candidate candidate;
   const Role role = module.identity.role;
@@ -57,6 +63,8 @@ Candidate Classify(const SourceModule& module, const checkpoint::Checkpoint& che
     candidate.form = module.weight.has_value() ? Form::kMatrix : Form::kUnreadable;
     if (role == Role::kRouter || role == Role::kEmbeddings || role == Role::kLmHead || role == Role::kNorms) {
       candidate.default_reason = std::string(RoleName(role));
+    } else if (module.weight.has_value() && IsOfVocabulary(*module.weight, checkpoint.config())) {
+      candidate.default_reason = absl::StrCat("an embedding or lm_head: as many rows as the vocabulary, ", module.weight->rows);
     } else {
       candidate.linear = true;
     }
@@ -95,6 +103,14 @@ std::string ListedLines(const std::vector<std::string>& lines) {
   for (size_t i = 0; i < lines.size() && i < kMaxListedLines; ++i) absl::StrAppend(&text, "\n  ", lines[i]);
   if (lines.size() > kMaxListedLines) absl::StrAppend(&text, "\n  and ", lines.size() - kMaxListedLines, " lines more");
   return text;
+}
+
+// A value that is written as plain one is rounded once.
+void DecodeFor(DType dtype, SourceWeight& weight) {
+  if (!weight.DecodesToAnyDType()) return;
+  // Of what F16 cannot hold the place is named: products in F32 are asked for then, unless the scale is rounded first.
+  const bool scale_first = weight.decoder->spec().convention == quant::Convention::kModelOpt && weight.decoder->spec().num_bits == 8;
+  weight.dtype = dtype == DType::kF16 && !scale_first ? DType::kF32 : dtype;
 }
 
 // Values of a dtype as a scheme.
@@ -151,6 +167,7 @@ class Selector {
 
   absl::Status GatherModules() {
     QUERN_ASSIGN_OR_RETURN(source_, GatherSourceModules(checkpoint_));
+    selection_.strays = source_.strays;
     modules().reserve(source_.modules.size());
     candidates_.reserve(source_.modules.size());
     for (SourceModule& module : source_.modules) {
@@ -259,7 +276,7 @@ class Selector {
 
   void CheckSources() {
     std::map<std::string, std::vector<std::string>> unreadable, stacks;  // by the reason
-    std::vector<std::string> copied_stacks, not_matrices, integers;
+    std::vector<std::string> copied_stacks, not_matrices, turned, integers;
     bool stored = false;
     for (size_t i = 0; i < modules().size(); ++i) {
       const SourceModule& module = source_.modules[i];
@@ -276,6 +293,7 @@ class Selector {
         }
       }
       if (form == Form::kOther && chosen) not_matrices.push_back(name);
+      if (chosen && StoredTransposed(module)) turned.push_back(name);
       if (form != Form::kMatrix || module.weight->decoder == nullptr) continue;
       stored = true;
       if (chosen && module.weight->decoder->spec().type == quant::NumberType::kInt) integers.push_back(name);
@@ -298,6 +316,15 @@ class Selector {
             "; save the checkpoint with one 2-D tensor an expert, or ignore them:", Listed(names)));
       }
     }
+    if (!turned.empty()) {
+      const bool known = checkpoint::Family::For(checkpoint_.config()).transposed_linears();
+      problems_.push_back(absl::StrCat(known ? absl::StrCat("weights of model_type \"", checkpoint_.config().model_type, "\" are")
+                                             : "weights whose bias has an element for each of their columns, and not for each row, are",
+                                       " stored as [in, out] (Conv1D in transformers). Engines read quantized ones as [out, in], and "
+                                       "groups and scales would lie along the "
+                                       "wrong axis; save the checkpoint with plain linear modules, or ignore them",
+                                       known ? "" : ", and those of the same kind that are square", ":", Listed(turned)));
+    }
     if (!not_matrices.empty()) {
       problems_.push_back(absl::StrCat("targets name modules without a 2-D weight:", Listed(not_matrices)));
     }
@@ -318,6 +345,19 @@ class Selector {
       if (at != std::string::npos) return identity.module.substr(0, at);
     }
     return identity.scale_set;
+  }
+
+  // Whether a plain weight that is a tensor of its own is [in, out]: by the family, or since its bias is as long as a row.
+  bool StoredTransposed(const SourceModule& module) const {
+    if (!module.weight.has_value() || module.weight->decoder != nullptr || module.stack.has_value()) return false;
+    const Role role = module.identity.role;
+    const bool linear = role != Role::kEmbeddings && role != Role::kLmHead;
+    if (linear && checkpoint::Family::For(checkpoint_.config()).transposed_linears()) return true;
+    const std::string bias = absl::StrCat(module.identity.module, ".bias");
+    return std::any_of(module.tensors.begin(), module.tensors.end(), [&](size_t tensor) {
+      const TensorInfo& info = *checkpoint_.tensors()[tensor].info;
+      return info.name == bias && info.shape.size() == 1 && info.shape[0] == module.weight->cols && info.shape[0] != module.weight->rows;
+    });
   }
 
   void KeepOrRefuseMisfits() {
@@ -420,6 +460,7 @@ class Selector {
       if (module.scheme != nullptr || !module.weight.has_value() || module.weight->decoder == nullptr) continue;
       module.scheme = plain;
       module.dequantized = true;
+      DecodeFor(DType::kBF16, *module.weight);
       names.push_back(module.identity.module);
     }
     if (!names.empty()) {
@@ -490,6 +531,7 @@ absl::StatusOr<Selection> SelectStored(const checkpoint::Checkpoint& checkpoint,
   QUERN_ASSIGN_OR_RETURN(SourceModules source, GatherSourceModules(checkpoint));
   const checkpoint::Family& family = checkpoint::Family::For(checkpoint.config());
   Selection selection;
+  selection.strays = std::move(source.strays);
   std::vector<std::string> problems;
   bool any = false, cut = false;
   for (SourceModule& module : source.modules) {
@@ -507,6 +549,7 @@ absl::StatusOr<Selection> SelectStored(const checkpoint::Checkpoint& checkpoint,
     if (selected.weight.has_value() && selected.weight->decoder != nullptr) {
       selected.scheme = plain;
       selected.dequantized = any = true;
+      DecodeFor(dtype, *selected.weight);
       selected.reason = absl::StrCat("stored as ", selected.weight->decoder->spec().ToString());
       cut = cut || module.stack.has_value();
     }

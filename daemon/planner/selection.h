@@ -47,6 +47,7 @@ struct Selection {
   std::vector<SelectedModule> modules;  // in the order of their first tensors
   // Modules that are in the file as slices of a stack of experts that is copied as it is. Inference engines look the first expert's up.
   std::vector<checkpoint::ModuleIdentity> unnamed;
+  std::vector<size_t> strays;  // SourceModules::strays: dropped
   std::vector<quern::v1::PatternMatch> patterns;
   std::vector<std::string> warnings;
 };

@@ -30,6 +30,12 @@ using quant::Strategy;
 constexpr uint64_t kBlock = 128;   // of FP8 in blocks
 constexpr uint64_t kMxGroup = 32;  // of MXFP4 and MXFP8
 constexpr uint64_t kNvfp4Group = 16;
+constexpr absl::string_view kFp8Scales[] = {"weight_scale_inv", "weight_scale", "scale"};
+
+// Beside a plain weight these may be parameters of the model: learned scales, and scales of a cache under their old name.
+bool IsStrayBesidePlain(absl::string_view parameter) {
+  return IsStorageParameter(parameter) && parameter != "scale" && parameter != "output_scale" && parameter != "pre_quant_scale";
+}
 
 uint64_t Blocks(uint64_t n) { return (n + kBlock - 1) / kBlock; }
 
@@ -78,12 +84,11 @@ class Gatherer {
 
   void Group() {
     const auto& tensors = checkpoint_.tensors();
-    absl::flat_hash_map<std::string, size_t> by_name;
-    by_name.reserve(tensors.size());
+    by_name_.reserve(tensors.size());
     modules().reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       checkpoint::ModuleIdentity identity = family_.Identify(tensors[i].info->name, checkpoint_.config());
-      const auto [entry, added] = by_name.try_emplace(identity.module, modules().size());
+      const auto [entry, added] = by_name_.try_emplace(identity.module, modules().size());
       if (added) {
         modules().emplace_back();
         parts_.emplace_back();
@@ -116,6 +121,8 @@ class Gatherer {
                          (parameter == "weight" && IsCodeDType(Info(tensor).dtype));
     }
     const bool decoded = module.weight.has_value() && module.weight->decoder != nullptr;
+    const size_t* const own = Find(parts, "weight");
+    const bool plain = !decoded && module.unreadable.empty() && own != nullptr && IsPlainDType(Info(*own).dtype);
     for (const auto& [parameter, tensor] : parts) {
       const bool of_weight =
           module.weight.has_value() && (decoded ? std::any_of(module.weight->regions.begin(), module.weight->regions.end(),
@@ -123,6 +130,8 @@ class Gatherer {
                                                 : tensor == module.weight->tensor);
       if (decoded && (of_weight || IsStorageParameter(parameter))) {
         if (tensor != module.weight->tensor) module.storage.push_back(tensor);
+      } else if (plain && IsStrayBesidePlain(parameter)) {
+        result_.strays.push_back(tensor);
       } else if (!of_weight) {
         module.tensors.push_back(tensor);
       }
@@ -143,6 +152,7 @@ class Gatherer {
       return Unreadable("its inputs are scaled (pre_quant_scale, as ModelOpt's AWQ does), which plain weights cannot say");
     }
     if (const size_t* packed = Find(parts, "weight_packed")) {
+      if (Find(parts, "weight") != nullptr) return Unreadable("it has a weight and a weight_packed, and nothing says which one counts");
       if (Find(parts, "weight_g_idx") != nullptr) return Unreadable("its columns are permuted (weight_g_idx), which cannot be read");
       return Info(*packed).dtype == DType::kI32 ? Packed(identity, parts, *packed) : PackedFloats(parts, *packed);
     }
@@ -275,15 +285,17 @@ class Gatherer {
     QUERN_RETURN_IF_ERROR(ReadExactly(file.get(), offset, bytes, location.info->bytes(), shard.path));
     uint64_t sides[2] = {0, 0};
     for (int i = 0; i < 2 * width; ++i) sides[i / width] |= uint64_t{bytes[i]} << (8 * (i % width));
+    const auto number = [&](uint64_t side) { return width == 8 ? static_cast<int64_t>(side) : static_cast<int32_t>(side); };
     if (sides[0] != packed.shape[0] || sides[1] == 0 || sides[1] > packed.shape[1] * 32) {
-      return Unreadable(
-          absl::StrCat("its weight_shape says [", sides[0], ", ", sides[1], "], which weight_packed ", ShapeText(packed), " cannot hold"));
+      return Unreadable(absl::StrCat("its weight_shape says [", number(sides[0]), ", ", number(sides[1]), "], which weight_packed ",
+                                     ShapeText(packed), " cannot hold"));
     }
     return std::pair(sides[0], sides[1]);
   }
 
   absl::StatusOr<std::optional<SourceWeight>> Integers(const checkpoint::ModuleIdentity& identity, const Parts& parts, size_t weight) {
     const size_t* const scale = Find(parts, "weight_scale");
+    if (Find(parts, "weight_g_idx") != nullptr) return Unreadable("its columns are permuted (weight_g_idx), which cannot be read");
     const SchemeSpec* const known = format_.IntegersOf(identity);
     if (known == nullptr) return Unreadable("no group of config.json's quantization_config says what its integers are");
     SchemeSpec spec = *known;
@@ -337,14 +349,17 @@ class Gatherer {
       if (is_group) return std::pair(FloatSpec(8, Strategy::kGroup, kMxGroup, ScaleType::kE8m0), DType::kBF16);
     }
     if (IsScaleFloat(dtype)) {
-      // Scales that compressed-tensors wrote have the dtype of the weights; others are F32 or BF16 beside BF16 weights.
-      const bool own = format_.method() == "compressed-tensors" || dtype != DType::kF32;
-      const ScaleType scale = own ? ScaleType::kWeight : ScaleType::kF32;
-      const DType decoded = own ? dtype : DType::kBF16;
+      // Scales that compressed-tensors wrote have the dtype of the weights; others are F32, BF16 or F16 beside BF16 weights.
+      const bool own = format_.method() == "compressed-tensors";
+      const ScaleType scale = own                     ? ScaleType::kWeight
+                              : dtype == DType::kBF16 ? ScaleType::kBf16
+                              : dtype == DType::kF16  ? ScaleType::kF16
+                                                      : ScaleType::kF32;
+      const DType decoded = own || dtype == DType::kF16 ? dtype : DType::kBF16;
       if (elements == 1 || is_channel) {
         SchemeSpec spec = FloatSpec(8, elements == 1 ? Strategy::kTensor : Strategy::kChannel, 0, scale);
         // ModelOpt rounds its scales to the dtype of the weight before it multiplies.
-        if (!own && format_.method() == "modelopt") spec.convention = quant::Convention::kModelOpt;
+        if (scale == ScaleType::kF32 && format_.method() == "modelopt") spec.convention = quant::Convention::kModelOpt;
         return std::pair(spec, decoded);
       }
       if (is_block) return std::pair(FloatSpec(8, Strategy::kBlock, kBlock, scale), decoded);
@@ -362,9 +377,21 @@ class Gatherer {
                                    ", its tensors fit blocks of 128 x 128, which are the only ones that can be read"));
   }
 
+  // Scales under two names may differ, and nothing says which of them holds.
+  absl::Status CheckOneScale(const Parts& parts) const {
+    std::vector<std::string> found;
+    for (const absl::string_view name : kFp8Scales) {
+      if (const size_t* scale = Find(parts, name)) found.push_back(Info(*scale).name);
+    }
+    if (found.size() < 2) return absl::OkStatus();
+    return Unreadable(absl::StrCat("it is FP8 with scales under ", found.size(),
+                                   " names, and nothing says which one counts: remove all but one of ", absl::StrJoin(found, " and ")));
+  }
+
   absl::StatusOr<std::optional<SourceWeight>> Fp8(const checkpoint::ModuleIdentity& identity, const Parts& parts, size_t weight) {
     const TensorInfo& info = Info(weight);
-    for (const absl::string_view name : {"weight_scale_inv", "weight_scale", "scale"}) {
+    QUERN_RETURN_IF_ERROR(CheckOneScale(parts));
+    for (const absl::string_view name : kFp8Scales) {
       const size_t* const scale = Find(parts, name);
       if (scale == nullptr) continue;
       QUERN_ASSIGN_OR_RETURN(const auto scheme, Fp8Scheme(info.shape[0], info.shape[1], Info(*scale).dtype, Info(*scale).shape));
@@ -400,7 +427,10 @@ class Gatherer {
       // MXFP4 as gpt-oss has it, whatever the model.
       const bool blocks = Info(*tensor).dtype == DType::kU8 && absl::EndsWith(Info(*tensor).name, "_blocks");
       const bool experts = module.identity.role == checkpoint::Role::kRoutedExperts && !module.identity.expert.has_value();
-      if (dimensions < 3 || !(experts || blocks)) return false;
+      // Those of a model that nobody described may also lie one below the other in a matrix (DBRX): it is no linear module's weight.
+      const bool flat = dimensions == 2 && experts && !family_.known() && module.identity.parameter.empty() &&
+                        IsPlainDType(Info(*tensor).dtype) && !absl::EndsWith(Info(*tensor).name, "bias");
+      if (!flat && (dimensions < 3 || !(experts || blocks))) return false;
       module.is_stack = true;
       module.unreadable = "its layout is not known";
       module.described = !IsPlainDType(Info(*tensor).dtype);
@@ -441,8 +471,14 @@ class Gatherer {
       }
       for (const StackTensor& entry : tensors) {
         SourceModule& whole = modules()[entry.module];
+        const bool plain = IsPlainDType(Info(entry.tensor).dtype);
         for (const auto& [parameter, tensor] : parts_[entry.module]) {
-          (problem.empty() ? stack.tensors : whole.tensors).push_back(tensor);
+          const bool of_weight = tensor == entry.tensor || (!plain && entry.scale == tensor);
+          if (problem.empty() && plain && IsStrayBesidePlain(parameter)) {
+            result_.strays.push_back(tensor);
+          } else {
+            (problem.empty() && of_weight ? stack.tensors : whole.tensors).push_back(tensor);
+          }
         }
         if (!problem.empty()) {
           whole.is_stack = true;
@@ -513,6 +549,7 @@ class Gatherer {
     if (!blocks && !IsPlainDType(info.dtype) && !(info.dtype == DType::kF8E4M3 && entry.scale.has_value())) {
       return Unreadable(absl::StrCat("a stack of experts in ", DTypeName(info.dtype), " cannot be read"));
     }
+    if (info.dtype == DType::kF8E4M3) QUERN_RETURN_IF_ERROR(CheckOneScale(parts_[entry.module]));
     quantized = quantized || blocks || info.dtype == DType::kF8E4M3;
     for (uint64_t expert = 0; expert < axes.experts; ++expert) {
       for (size_t part = 0; part < entry.stack.names.size(); ++part) {
@@ -520,6 +557,9 @@ class Gatherer {
         SourceModule module;
         module.identity =
             family_.Identify(absl::StrCat(entry.stack.experts, ".", expert, ".", entry.stack.names[part], ".weight"), checkpoint_.config());
+        if (by_name_.contains(module.identity.module)) {
+          return Unreadable(absl::StrCat(module.identity.module, " is in this tensor, and has tensors of its own besides"));
+        }
         module.stack_tensor = modules()[entry.module].identity.module;
         SourceWeight& weight = module.weight.emplace();
         weight.rows = slice.rows;
@@ -589,6 +629,7 @@ class Gatherer {
   std::vector<UniqueFd> files_;  // opened for weight_shape
   SourceModules result_;
   std::vector<Parts> parts_;                                // of modules, before stacks are cut
+  absl::flat_hash_map<std::string, size_t> by_name_;        // of modules, before stacks are cut
   std::map<std::string, std::vector<StackTensor>> stacks_;  // by the path of the experts
   std::map<std::string, size_t> scales_of_;                 // base of a stack -> module of its scales
   std::vector<size_t> used_scales_;
@@ -602,6 +643,14 @@ bool IsStorageParameter(absl::string_view parameter) {
       "weight_global_scale", "weight_zero_point",  "weight_g_idx",     "weight_shape",   "input_scale",
       "input_zero_point",    "input_global_scale", "activation_scale", "output_scale",   "pre_quant_scale"};
   return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
+}
+
+bool SourceWeight::DecodesToAnyDType() const {
+  if (decoder == nullptr) return false;
+  const SchemeSpec& spec = decoder->spec();
+  if (spec.convention == quant::Convention::kModelOpt) return true;
+  const bool groups = spec.strategy == Strategy::kGroup || spec.strategy == Strategy::kTensorGroup;
+  return spec.type == quant::NumberType::kFloat && !groups && spec.scale != ScaleType::kWeight;
 }
 
 uint64_t SourceWeight::bytes() const {

@@ -39,6 +39,9 @@ struct SourceWeight {
   std::vector<SourceRegion> regions;       // in the order of the decoder's, constant ones left out
 
   uint64_t elements() const { return rows * cols; }
+  // Whether `dtype` may be any: its values are products that are rounded once, to what they are asked for in, as the libraries that read
+  // the format do. Others have the dtype that compressed-tensors gives them.
+  bool DecodesToAnyDType() const;
   uint64_t bytes() const;  // that reading it once takes
 };
 
@@ -64,6 +67,9 @@ struct SourceStack {
 struct SourceModules {
   std::vector<SourceModule> modules;  // in the order of their first tensors; those cut from stacks last
   std::vector<SourceStack> stacks;
+  // Tensors beside plain weights that say how a weight in a quantized format is stored. In no module and no stack: whoever reads the result
+  // would take them for a description of what lies beside them.
+  std::vector<size_t> strays;
 };
 
 // Whether a parameter only says how a module's weight is stored, or its activations were to be: "weight_scale".

@@ -463,7 +463,13 @@ class VerifyPlanner {
     const absl::StatusOr<Regions> regions = RegionsOf(module);
     if (!regions.ok()) return;  // told by CheckModules
     const auto found = weights.find(module.module);
-    const SourceWeight* const weight = found == weights.end() ? nullptr : &*found->second->weight;
+    const SourceWeight* weight = found == weights.end() ? nullptr : &*found->second->weight;
+    SourceWeight plain;
+    if (weight != nullptr && regions->scheme->spec().type == quant::NumberType::kPlain && weight->DecodesToAnyDType()) {
+      plain = *weight;
+      plain.dtype = regions->dtype;
+      weight = &plain;
+    }
     if (weight == nullptr || source.tensors()[weight->tensor].info->name != module.source_tensor || weight->dtype != regions->dtype ||
         module.source_shape != std::vector<uint64_t>{weight->rows, weight->cols}) {
       AddMismatch(module.shard, module.source_tensor, 0,

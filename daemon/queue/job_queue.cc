@@ -11,6 +11,7 @@
 #include "base/digest.h"
 #include "base/log_fields.h"
 #include "base/status_macros.h"
+#include "base/task_memory.h"
 #include "daemon/queue/audit.h"
 #include "daemon/queue/names.h"
 
@@ -705,7 +706,7 @@ void JobQueue::EndFailed(const AttemptRef& ref, const quern::v1::Failure& failur
   if (failure.reason() == quern::v1::OUT_OF_MEMORY) {
     message =
         absl::StrCat("out of memory on ", worker, " with a buffer pool of ", FormatByteSize(used), ", the least that the task can use (",
-                     FormatByteSize(task.record.minimum_memory()),
+                     FormatLeastMemory(task.record.minimum_memory()),
                      "): raise the memory limit of that worker's machine, container or cgroup, then run the job again (", message, ")");
   }
   WorkerFailed(worker, ref, message);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "base/log_fields.h"
+#include "base/task_memory.h"
 #include "daemon/queue/job_queue.h"
 #include "daemon/queue/names.h"
 
@@ -235,7 +236,7 @@ void JobQueue::FailTasksThatNobodyHasMemoryFor(const WorkerState& worker, JobSta
     if (!other.lost && other.info.slots() > 0 && other.info.memory() >= minimum && CannotWork(other).empty()) return;
   }
   FailTask(job, *task, "MEMORY_TOO_SMALL",
-           absl::StrCat("it needs a buffer pool of at least ", FormatByteSize(minimum), ", and worker ", worker.info.worker(), " has ",
+           absl::StrCat("it needs a buffer pool of at least ", FormatLeastMemory(minimum), ", and worker ", worker.info.worker(), " has ",
                         FormatByteSize(worker.info.memory()), ": start a worker with more --memory, then run the job again"));
 }
 

@@ -99,6 +99,7 @@ absl::StatusOr<QuantizationArgs> WeightArgs(const SchemeSpec& spec) {
       break;
     case ScaleType::kF32:
     case ScaleType::kBf16:
+    case ScaleType::kF16:
       return absl::InvalidArgumentError(absl::StrCat("scheme \"", spec.ToString(), "\" has scales that compressed-tensors does not store"));
   }
   if (!spec.symmetric) args.zp_dtype = kI8;

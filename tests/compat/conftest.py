@@ -67,7 +67,10 @@ def family_checkpoint(tmp_path_factory):
     def get(family, dtype="BF16"):
         if (family, dtype) not in made:
             made[family, dtype] = tmp_path_factory.mktemp(f"{family}-{dtype}")
-            families.make(family, made[family, dtype], {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype])
+            if dtype == "BF16":
+                families.make(family, made[family, dtype])
+            else:
+                families.cast(get(family), made[family, dtype], {"F16": torch.float16, "F32": torch.float32}[dtype])
         return made[family, dtype]
 
     return get

@@ -1,7 +1,9 @@
 """Tiny models of many families, initialised and saved by transformers itself, and the weights that each of them holds."""
 
 import re
+import shutil
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -57,10 +59,22 @@ FAMILIES = {
 _ROUTERS = re.compile(r"(\.gate|\.gate\.wg|\.router|\.router\.proj|\.router\.layer|shared_expert_gate)$")
 
 
-def make(family, directory, dtype=torch.bfloat16):
+def make(family, directory):
     torch.manual_seed(list(FAMILIES).index(family))
     config = type(transformers.AutoConfig.for_model(family))(**{**_COMMON, **FAMILIES[family]})
-    _save(transformers.AutoModelForCausalLM.from_config(config).to(dtype), directory)
+    _save(transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16), directory)
+
+
+def cast(source, directory, dtype):
+    """A checkpoint of another dtype, with values that BF16 does not have."""
+    directory.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, directory)
+            continue
+        tensors = safetensors.torch.load_file(path)
+        tensors = {n: (t.float() * (4 / 3)).to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+        safetensors.torch.save_file(tensors, directory / path.name, metadata={"format": "pt"})
 
 
 def make_qwen3_vl_moe(directory):

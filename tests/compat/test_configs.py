@@ -12,6 +12,7 @@ from compressed_tensors.quantization import QuantizationConfig, preset_name_to_s
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 
 import checkpoints
+import one_layer_each
 import oracle
 
 HERE = Path(__file__).resolve().parent
@@ -98,6 +99,78 @@ def test_vllm_reads_every_module_as_it_is_stored(made):
     process = subprocess.run([sys.executable, HERE / "vllm_schemes.py", *directories], capture_output=True, text=True)
     assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
     assert process.stdout.count(" 0 that vLLM would read differently") == len(directories)
+
+
+INT8_TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+FP8_TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+
+
+def weights(kind, bits, strategy, group=None, symmetric=True):
+    args = {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": symmetric}
+    return args | ({"group_size": group} if group else {})
+
+
+def schemes_of_recipes():
+    for bits in range(2, 9):
+        for strategy, group in (("tensor", None), ("channel", None), ("group", 32), ("group", 128)):
+            for symmetric in (True, False):
+                for inputs in (None, INT8_TOKENS | {"num_bits": 4}, INT8_TOKENS, FP8_TOKENS):
+                    yield weights("int", bits, strategy, group, symmetric), inputs
+    for strategy in ("tensor", "channel"):
+        for inputs in (None, FP8_TOKENS):
+            yield weights("float", 8, strategy), inputs
+    block = weights("float", 8, "block") | {"block_structure": [128, 128]}
+    yield block, None
+    yield block, FP8_TOKENS | {"strategy": "group", "group_size": 128}
+    for bits in (4, 8):
+        mx = weights("float", bits, "group", 32) | {"scale_dtype": "torch.uint8"}
+        yield mx, None
+        yield mx, FP8_TOKENS | {"num_bits": bits, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    yield weights("float", 4, "tensor_group", 16), None
+
+
+def what_distinguishes(arguments, inputs):
+    keys = ("num_bits", "type", "strategy", "group_size")
+    return (*(arguments.get(k) for k in keys), arguments.get("symmetric", True), *((inputs or {}).get(k) for k in keys))
+
+
+def plan_of_schemes(quern, directory, schemes, experts):
+    """A model with one weight for each scheme: the groups of the config, and what the plan says of vLLM."""
+    directory.mkdir()
+    names = [f"model.layers.{i}.mlp.{'experts.0.' if experts else ''}down_proj" for i in range(len(schemes))]
+    source = one_layer_each.save(directory / "source", {f"{n}.weight": torch.zeros(16, 128, dtype=torch.bfloat16) for n in names}, "qwen3_moe")
+    groups = [{"targets": [name], "weights": arguments} | ({"input_activations": inputs} if inputs else {})
+              for name, (arguments, inputs) in zip(names, schemes, strict=True)]
+    (directory / "recipe.yaml").write_text(json.dumps({"groups": groups}))
+    process = quern("plan", source, "--recipe", directory / "recipe.yaml", "--json")
+    assert process.returncode == 0, process.stderr
+    summary = json.loads(process.stdout)["summary"]
+    config = json.loads(summary["quantization_config"])
+    return config, [w for w in summary.get("warnings", []) if w.startswith("vLLM cannot serve")]
+
+
+@pytest.mark.parametrize("experts", (False, True))
+def test_plan_says_what_vllm_decides(quern, tmp_path, experts):
+    """Every scheme that a recipe can express against vLLM's own choice of a class: no word of those that it serves, one of each other."""
+    schemes = {what_distinguishes(*scheme): scheme for scheme in schemes_of_recipes()}
+    config, _ = plan_of_schemes(quern, tmp_path / "all", list(schemes.values()), experts)
+    groups = list(config["config_groups"].values())
+    assert len(groups) == len(schemes) > 230
+    cases = [(config | {"config_groups": {"group_0": group}, "format": group["format"]}, experts) for group in groups]
+    process = subprocess.run([sys.executable, HERE / "vllm_decisions.py"], input=json.dumps(cases), capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    served, refused = [], []
+    for group, decision in zip(groups, json.loads(process.stdout.splitlines()[-1]), strict=True):
+        weight, inputs = group["weights"], group["input_activations"]
+        scheme = schemes[what_distinguishes(weight, inputs)]
+        late = weight["strategy"] == "block" and inputs is None  # refused as the weights are loaded (process_weights_after_loading)
+        # vLLM takes integers of 8 bits with FP8 activations for W8A8.
+        other = inputs is not None and weight["type"] == "int" and inputs["type"] == "float" and weight["num_bits"] != 4
+        (refused if decision.startswith("refused") or late or other else served).append(scheme)
+    _, warnings = plan_of_schemes(quern, tmp_path / "served", served, experts)
+    assert warnings == []
+    _, warnings = plan_of_schemes(quern, tmp_path / "refused", refused, experts)
+    assert len(warnings) == len(refused) > 100, (warnings, refused)
 
 
 @pytest.mark.parametrize("what", MIXED)

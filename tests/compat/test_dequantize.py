@@ -164,6 +164,29 @@ def _fp8_block_source(source, directory):
     return expected
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32), ids=("BF16", "F16", "F32"))
+@pytest.mark.parametrize("scale_dtype", (torch.bfloat16, torch.float16, torch.float32), ids=str)
+def test_fp8_block_values_are_rounded_once(quern, family_checkpoint, tmp_path, scale_dtype, dtype):
+    """As transformers does: the product in F32, rounded to what is asked for."""
+    (tmp_path / "source").mkdir()
+    expected = _fp8_block_source(family_checkpoint("llama"), tmp_path / "source")
+    shards = [tmp_path / "source" / f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    scales = {n: t.to(scale_dtype) for n, t in safetensors.torch.load_file(shards[1]).items()}
+    safetensors.torch.save_file(scales, shards[1])
+    weights = safetensors.torch.load_file(shards[0])
+    name = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
+    process = quern("dequantize", tmp_path / "source", "-o", tmp_path / "plain", "--dtype", name)
+    assert process.returncode == 0, process.stderr
+    plain = checkpoints.contents(tmp_path / "plain")
+    for module in expected:
+        weight = weights[module + ".weight"]
+        scale = scales[module + ".weight_scale_inv"].float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        product = weight.float() * scale[:weight.shape[0], :weight.shape[1]]
+        assert torch.equal(oracle.as_tensor(plain[module + ".weight"]), product.to(dtype)), module
+    verified = quern("verify", tmp_path / "plain", "--against", tmp_path / "source")
+    assert verified.returncode == 0, verified.stderr + verified.stdout
+
+
 def test_fp8_block_sources_are_decoded_on_the_fly(quern, family_checkpoint, tmp_path):
     """Partial edge blocks (kv_a has 160 rows), scales in another shard, once targeted and once ignored."""
     source = tmp_path / "source"

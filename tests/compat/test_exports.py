@@ -78,18 +78,21 @@ def _decoded_by_modelopt(tensors, shape, dtype):
     return FP8QTensor(shape, dtype, tensors["weight"]).dequantize(dtype, scale=scale if scale.dim() == 0 else scale[:, None])
 
 
+@pytest.mark.parametrize("target", DTYPES)
 @pytest.mark.parametrize("source", DTYPES)
-def test_modelopt(quern, tmp_path, source):
-    """Its files do not say what dtype the weights had: BF16 is assumed."""
+def test_modelopt(quern, tmp_path, source, target):
+    """Its files do not say what dtype the weights had: the library decodes to the one that it is asked for."""
     weights = weights_for(MODELOPT, DTYPES[source])
     out = one_layer_each.quantize(quern, tmp_path, weights, MODELOPT, "--export", "modelopt")
-    stored, values, errors = checkpoints.contents(out), plain(quern, out, "BF16"), reported(out)
+    stored, values, errors = checkpoints.contents(out), plain(quern, out, target), reported(out)
     for i, scheme in enumerate(MODELOPT):
         module = one_layer_each.module(i)
         tensors = {n[len(module) + 1:]: oracle.as_tensor(t) for n, t in stored.items() if n.startswith(module + ".")}
         as_source = _decoded_by_modelopt(tensors, weights[i].shape, DTYPES[source])
         assert errors[module] == squared(weights[i].double() - as_source.double()), scheme
-        theirs = _decoded_by_modelopt(tensors, weights[i].shape, torch.bfloat16)
+        theirs = _decoded_by_modelopt(tensors, weights[i].shape, DTYPES[target])
         ours = oracle.as_tensor(values[f"{module}.weight"])
         assert ours.dtype == theirs.dtype and torch.equal(bits(ours), bits(theirs)), scheme
         assert (ours.float() - weights[i].float()).norm() < 0.2 * weights[i].float().norm(), scheme
+    verified = quern("verify", out.parent / "plain", "--against", out)
+    assert verified.returncode == 0, verified.stderr + verified.stdout

@@ -24,15 +24,24 @@ SCHEMES = {
     "MXFP4A16": lambda w, amax: reference.mx(w, 4),
     "MXFP8A16": lambda w, amax: reference.mx(w, 8),
 }
-GROUPED = ("W3A16", "W4A16", "W4A16_ASYM", "W8A16")
+# The same with other numbers of bits, and with activations that are quantized as a model runs.
+RELATED = {f"W{bits}A16": lambda w, amax, bits=bits: reference.pack_quantized(w, bits, 32) for bits in (2, 5, 6, 7)}
+RELATED |= {f"W{bits}A16_ASYM": lambda w, amax, bits=bits: reference.pack_quantized(w, bits, 32, symmetric=False) for bits in (2, 3, 8)}
+RELATED |= {
+    "W4A8": lambda w, amax: _int_quantized(w, 4, 32),
+    "FP8A16": SCHEMES["FP8_DYNAMIC"],
+    "MXFP4": SCHEMES["MXFP4A16"],
+    "MXFP8": SCHEMES["MXFP8A16"],
+}
+GROUPED = ("W3A16", "W4A16", "W4A16_ASYM", "W8A16", "W4A8", *(name for name in RELATED if "A16" in name and name != "FP8A16"))
 MODELOPT = {
     "NVFP4A16": reference.modelopt_nvfp4,
     "FP8_DYNAMIC": lambda w, amax: reference.modelopt_fp8(w, per_channel=True),
 }
 
 
-def _int_quantized(weight):
-    codes, scale, _ = reference.integer(weight, 8)
+def _int_quantized(weight, bits=8, group=None):
+    codes, scale, _ = reference.integer(weight, bits, group)
     return {"weight": codes.to(torch.int8), "weight_scale": scale}
 
 
@@ -69,11 +78,14 @@ def run(quern, source, out, scheme, *options):
     assert verified.returncode == 0, verified.stderr + verified.stdout
 
 
-# All schemes on two families, three on each of the others; all dtypes on one.
+# All schemes on two families, three on each of the others; all dtypes on one, and two schemes in turn in them on each of the others.
 CASES = [(scheme, "BF16", family) for scheme in SCHEMES for family in ("llama", "qwen3_moe")]
 CASES += [(scheme, "BF16", family) for family in families.FAMILIES if family not in ("llama", "qwen3_moe")
           for scheme in ("W4A16_ASYM", "FP8_DYNAMIC", "NVFP4A16")]
 CASES += [(scheme, dtype, "llama") for scheme in SCHEMES for dtype in ("F16", "F32")]
+CASES += [(scheme, "BF16", family) for scheme in RELATED for family in ("llama", "qwen3_moe")]
+CASES += [(list(SCHEMES)[(i + turn) % len(SCHEMES)], dtype, family) for i, family in enumerate(families.FAMILIES) if family != "llama"
+          for turn, dtype in ((0, "F16"), (5, "F32"))]
 
 
 @pytest.mark.parametrize("scheme,dtype,family", CASES)
@@ -82,7 +94,7 @@ def test_bytes_equal_the_definition(quern, family_checkpoint, tmp_path, scheme, 
     weights = families.linear_weights(family, source)
     run(quern, source, tmp_path / "out", scheme)
     with parity_table.DEFINITIONS.row(scheme, dtype, family):
-        assert compare(weights, SCHEMES[scheme], tmp_path / "out") > 0
+        assert compare(weights, (SCHEMES | RELATED)[scheme], tmp_path / "out") > 0
     others = {n: e for n, e in checkpoints.contents(source).items()
               if n.removesuffix(".weight") not in weights and not families.is_stack(n, e[1])}
     stored = checkpoints.contents(tmp_path / "out")

@@ -64,24 +64,24 @@ void BufferRing::Return(uint64_t ticket) {
 }
 
 PoolLayout PoolLayout::For(uint64_t memory, const Needs& needs) {
-  // What a fast disk has in flight is far below this; more would only be touched, not used.
-  constexpr uint64_t kMostUseful = 64 * kMiB;
+  // What a fast disk has in flight is far below this; more would only be touched, not used, but for tiles that cannot be cut.
+  const uint64_t most_useful = std::max(64 * kMiB, needs.minimum / 4);
   PoolLayout layout;
   const bool more = needs.slabs || needs.sets;
   if (!needs.output && !more) {
-    layout.input = RoundDown(std::min(memory, kMostUseful), kIoBlock);
+    layout.input = RoundDown(std::min(memory, most_useful), kIoBlock);
     return layout;
   }
   layout.held = RoundDown(memory / kSideTensorShare, kIoBlock);
-  layout.input = RoundDown(std::min(memory / (more ? 4 : 2), kMostUseful), kIoBlock);
+  layout.input = RoundDown(std::min(memory / (more ? 4 : 2), most_useful), kIoBlock);
   uint64_t rest = memory - layout.held - layout.input;
   if (needs.output) {
     // A chunk is a power of two of 256 KiB to 4 MiB, and there are at least 16 of them.
-    const uint64_t output = std::min(more ? memory / 4 : rest, kMostUseful);
+    const uint64_t output = std::min(more ? memory / 4 : rest, most_useful);
     layout.chunk = 4 * kMiB;
     while (layout.chunk > 256 * kKiB && layout.chunk * 16 > output) layout.chunk /= 2;
     layout.output = RoundDown(output, layout.chunk);
-    layout.window = RoundDown(std::min(layout.output / 4, 8 * kMiB), layout.chunk);
+    layout.window = RoundDown(std::min(layout.output / 4, std::max(8 * kMiB, needs.minimum / 16)), layout.chunk);
     rest -= layout.output;
   }
   if (needs.slabs) layout.slabs = RoundDown(needs.sets ? rest / 2 : rest, kIoBlock);

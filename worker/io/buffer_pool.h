@@ -106,6 +106,7 @@ struct PoolLayout {
     bool output = false;
     bool slabs = false;
     bool sets = false;
+    uint64_t minimum = 0;  // the least pool that the task was planned for: no part is smaller than in that one
   };
   static PoolLayout For(uint64_t memory, const Needs& needs);
 };

@@ -89,6 +89,22 @@ TEST(PoolLayoutTest, NeverExceedsTheBudget) {
   }
 }
 
+TEST(PoolLayoutTest, TheLeastPoolHoldsTheTileThatItIsFor) {
+  for (uint64_t tile = 1000; tile < 4 * kGiB; tile += tile / 3 + 12345) {
+    const uint64_t minimum = TileMemory(tile);
+    for (const uint64_t memory : {minimum, minimum + kMiB, 3 * minimum, minimum + 4 * kGiB}) {
+      for (int bits = 0; bits < 8; ++bits) {
+        const PoolLayout::Needs needs{.output = (bits & 1) != 0, .slabs = (bits & 2) != 0, .sets = (bits & 4) != 0, .minimum = minimum};
+        const PoolLayout layout = PoolLayout::For(memory, needs);
+        EXPECT_LE(layout.total(), memory);
+        EXPECT_GE(layout.input / 4, tile) << memory;
+        if (needs.output) EXPECT_GE(layout.window, tile / 2) << memory;
+        if (needs.slabs) EXPECT_GE(layout.slabs, tile) << memory;
+      }
+    }
+  }
+}
+
 TEST(BufferPoolTest, WindowGoesOnBehindTheEndOfTheOutput) {
   const PoolLayout layout = PoolLayout::For(kMinimumTaskMemory, {.output = true});
   QUERN_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<BufferPool> pool, BufferPool::Create(layout));

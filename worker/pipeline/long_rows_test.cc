@@ -48,5 +48,34 @@ TEST_F(RunTaskTest, RowsLongerThanTheMemory) {
   ExpectRightAndEqual(task, Options());
 }
 
+TEST_F(RunTaskTest, SearchesOverRowsLongerThanTheTilesOfOtherTasks) {
+  struct Case {
+    const char* dtype;
+    int64_t rows, cols, together;
+    std::vector<const char*> schemes;
+  };
+  const Case cases[] = {
+      {"F32",
+       2,
+       4'400'000,
+       1,
+       {"int4 channel asymmetric observer=mse numerics=reference", "float8 channel symmetric observer=mse numerics=reference"}},
+      {"BF16", 131, 66048, 128, {"float8 block=128 symmetric observer=mse numerics=reference"}},
+      {"F32", 3, 1'500'032, 3, {"float8 block=128 symmetric observer=mse numerics=reference"}},
+  };
+  for (const Case& one : cases) {
+    ShardTask task(dir_.path());
+    const TestSource weight = task.Dense("wide", one.dtype, task.AddWeight("wide", one.dtype, one.rows, one.cols), one.rows, one.cols);
+    for (const char* const scheme : one.schemes) task.Quantize(scheme, scheme, weight, {});
+    task.Finish();
+    ASSERT_TRUE(task.valid());
+    const uint64_t least = TileMemory(TileOf(static_cast<uint64_t>(one.together * one.cols) * (one.dtype[0] == 'F' ? 4 : 2)));
+    ASSERT_GT(least, 256 * kMiB);
+    task.spec().set_minimum_memory(least);
+    EXPECT_EQ(FailureOf(Fails(task, Options(least - 1))).reason(), quern::v1::MEMORY_TOO_SMALL);
+    for (const uint64_t memory : {least, 3 * least}) ExpectRightAndEqual(task, Options(memory));
+  }
+}
+
 }  // namespace
 }  // namespace quern::worker

@@ -61,14 +61,6 @@ absl::Status ModuleLayout::AddPlaced(const quern::v1::QuantizeUnit& unit, Region
   return absl::OkStatus();
 }
 
-std::string ModuleLayout::WholeRows() const {
-  const quant::SchemeSpec& spec = scheme_->spec();
-  if (spec.observer == quant::Observer::kMinMax) return "";
-  if (spec.strategy == quant::Strategy::kChannel) return "the search for a row's scale";
-  if (spec.strategy == quant::Strategy::kBlock) return "the search for a block's scale";
-  return "";
-}
-
 absl::StatusOr<std::vector<std::string>> ModuleLayout::ComputedRegions(const quant::Statistics* statistics,
                                                                        const quant::ModuleInputs& inputs) const {
   QUERN_ASSIGN_OR_RETURN(std::vector<std::string> computed, scheme_->ComputedRegions(dtype_, shape_, statistics, inputs));

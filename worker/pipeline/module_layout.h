@@ -40,8 +40,6 @@ class ModuleLayout {
   uint64_t begin() const { return regions_.front().offset(); }
   uint64_t size() const { return size_; }  // of all regions, which follow each other
   bool has_computed() const { return has_computed_; }
-  // Why tiles must have whole rows, for messages; empty: they need not.
-  std::string WholeRows() const;
 
   // Bytes of every region with `computed`, by region; the others' are empty. INTERNAL where the scheme gives something else than it says.
   absl::StatusOr<std::vector<std::string>> ComputedRegions(const quant::Statistics* statistics, const quant::ModuleInputs& inputs) const;

@@ -63,7 +63,8 @@ absl::StatusOr<std::shared_ptr<ModuleWriter>> ModuleWriter::Create(TaskContext* 
 
 absl::StatusOr<Tiling> ModuleWriter::ChooseTiling(WeightFeed& feed) const {
   QUERN_ASSIGN_OR_RETURN(Tiling::Request request, feed.StartRequest(layout_->scheme().RowMultiple(), layout_->scheme().ColumnMultiple()));
-  request.whole_rows = layout_->WholeRows();
+  request.rows_whole = layout_->scheme().RowsSearchedWhole();
+  request.whole_rows = request.rows_whole == 1 ? "the search for a row's scale" : "the search for a block's scale";
   request.bytes = [this, &feed](int64_t rows, int64_t cols) { return feed.TileBytes(rows, cols) + ScratchBytes({0, rows, 0, cols}); };
   request.admits = [this](int64_t rows, int64_t cols) {
     return std::all_of(layout_->regions().begin(), layout_->regions().end(), [&](const RegionPlace& place) {

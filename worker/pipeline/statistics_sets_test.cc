@@ -262,7 +262,7 @@ TEST_F(StatisticsSetsTest, QuantizedWeightsBecomePlainOnes) {
 
 TEST_F(StatisticsSetsTest, SearchesOverWholeRowsSayHowMuchMemoryTheyTake) {
   ShardTask task(dir_.path());
-  const TestSource wide = Weight(task, "wide", 33, 64 * 1024);
+  const TestSource wide = Weight(task, "wide", 3, 2 * 1024 * 1024);
   task.Quantize("wide", kChannelMse, wide, {});
   task.Finish();
   const quern::v1::Failure failure = FailureOf(Fails(task, Options()));
@@ -270,6 +270,19 @@ TEST_F(StatisticsSetsTest, SearchesOverWholeRowsSayHowMuchMemoryTheyTake) {
   EXPECT_THAT(failure.message(), AllOf(HasSubstr("wide"), HasSubstr("needs whole"), HasSubstr("--memory")));
   EXPECT_LT(failure.bytes_needed(), 100 * kMiB);
   ExpectRightAndEqual(task, Options(failure.bytes_needed()));
+}
+
+TEST_F(StatisticsSetsTest, RowsThatDoNotFitTogetherAreSearchedOneByOne) {
+  ShardTask task(dir_.path());
+  const TestSource wide = Weight(task, "wide", 67, 64 * 1024);
+  int next = 0;
+  for (const char* const scheme : {kChannelMse, "int3 channel asymmetric observer=mse numerics=reference",
+                                   "float8 channel symmetric observer=mse numerics=reference"}) {
+    task.Quantize(absl::StrCat("module", next++), scheme, wide, {});
+  }
+  task.Finish();
+  ExpectRightAndEqual(task, Options());
+  ExpectRightAndEqual(task, Options(80 * kMiB, 3));
 }
 
 TEST_F(StatisticsSetsTest, ImportanceDecidesScales) {

@@ -123,6 +123,7 @@ PoolLayout::Needs NeedsOf(const quern::v1::TaskSpec& spec) {
   }
   PoolLayout::Needs needs = of_units.needs();
   needs.output = spec.has_write_shard();
+  needs.minimum = spec.minimum_memory();
   return needs;
 }
 
@@ -132,7 +133,7 @@ absl::StatusOr<std::unique_ptr<TaskContext>> TaskContext::Create(const quern::v1
                                                                  TaskControl* control) {
   const uint64_t needed = std::max(kMinimumTaskMemory, spec.minimum_memory());
   if (options.memory < needed) {
-    return WithFailure(absl::ResourceExhaustedError(absl::StrCat("the task needs a buffer pool of ", FormatByteSize(needed), ", not ",
+    return WithFailure(absl::ResourceExhaustedError(absl::StrCat("the task needs a buffer pool of ", FormatLeastMemory(needed), ", not ",
                                                                  FormatByteSize(options.memory), ": give the worker more --memory")),
                        quern::v1::MEMORY_TOO_SMALL, needed);
   }

@@ -4,19 +4,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/task_memory.h"
 #include "worker/pipeline/run_task.h"
 
 namespace quern::worker {
 namespace {
 
-// A tile is at least this part of a pool.
-constexpr uint64_t kTilesInPool = 16;
-
 absl::Status TooSmall(const Tiling::Request& request, const std::string& part, uint64_t bytes) {
   return WithFailure(
       absl::ResourceExhaustedError(absl::StrCat(request.what, ": ", part, " take ", bytes, " bytes and do not fit a tile of ",
                                                 request.largest, ": give the worker more --memory")),
-      quern::v1::MEMORY_TOO_SMALL, kTilesInPool * bytes);
+      quern::v1::MEMORY_TOO_SMALL, TileMemory(bytes));
 }
 
 }  // namespace
@@ -38,12 +36,15 @@ absl::StatusOr<Tiling> Tiling::For(const Request& request) {
     }
     return tiling;
   }
-  if (!request.whole_rows.empty()) {
-    return TooSmall(request, absl::StrCat(least, " rows of ", shape.cols, " columns, which ", request.whole_rows, " needs whole,"),
-                    request.bytes(least, shape.cols));
-  }
   tiling.segments = true;
   tiling.band_rows = 1;
+  if (request.rows_whole > 0) {
+    tiling.segment_cols = shape.cols;
+    if (request.rows_whole == 1 && fits(1, shape.cols, request.largest)) return tiling;
+    const int64_t whole = request.rows_whole == 1 ? 1 : least;
+    return TooSmall(request, absl::StrCat(whole, " rows of ", shape.cols, " columns, which ", request.whole_rows, " needs whole,"),
+                    request.bytes(whole, shape.cols));
+  }
   const int64_t multiple = request.column_multiple;
   if (!fits(1, std::min(multiple, shape.cols), request.largest)) {
     return TooSmall(request, absl::StrCat(multiple, " columns"), request.bytes(1, std::min(multiple, shape.cols)));

@@ -27,7 +27,9 @@ struct Tiling {
     std::function<bool(int64_t rows, int64_t cols)> admits;     // what else must hold of a tile; null: nothing
     // Bands have no more rows, unless one multiple has. Figures of rows are kept outside the pool.
     int64_t most_rows = 4096;
-    // Why there must be bands, for messages ("a search over whole rows"); empty: segments will do.
+    // How many rows must be whole in one tile (Scheme::RowsSearchedWhole), and why, for messages ("the search for a row's scale"). 0:
+    // segments will do; 1: segments of all columns will.
+    int64_t rows_whole = 0;
     std::string whole_rows;
   };
 
