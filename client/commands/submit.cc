@@ -51,8 +51,10 @@ class SubmitCommand : public ServerCommand {
     quern::v1::CreateJobRequest request;
     request.set_request_id(RandomUuid());
     request.set_priority(priority_);
-    QUERN_ASSIGN_OR_RETURN(const double audit, ParseFraction("--audit", audit_));
-    request.set_audit_fraction(audit);
+    if (!audit_.empty()) {
+      QUERN_ASSIGN_OR_RETURN(const double audit, ParseFraction("--audit", audit_));
+      request.set_audit_fraction(audit);
+    }
     quern::v1::JobSpec& spec = *request.mutable_spec();
     if (dequantize_) {
       spec.set_operation(quern::v1::DEQUANTIZE);
@@ -100,7 +102,7 @@ class SubmitCommand : public ServerCommand {
   std::string output_;
   std::string reader_;
   int32_t priority_ = 0;
-  std::string audit_ = "0";
+  std::string audit_;  // empty: not said
   bool detach_ = false;
 };
 

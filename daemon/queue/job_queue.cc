@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/log_fields.h"
@@ -382,6 +383,7 @@ void JobQueue::Uncommit(JobState& job, uint32_t task, Task::State state) {
   TaskRecord& record = job.tasks[task].record;
   record.clear_committed_attempt();
   record.clear_committed_by();
+  record.clear_audited_by();
   record.clear_sha256();
   MoveTask(job, task, state);
   SetAudit(job, task, record.audit() == TaskRecord::PASSED ? TaskRecord::DUE : record.audit());
@@ -521,12 +523,16 @@ void JobQueue::FailTask(JobState& job, uint32_t task, const std::string& reason,
   Fail(job, std::move(error));
 }
 
-void JobQueue::FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) {
-  uint64_t needed = 0;
-  for (const TaskState& t : job.tasks) {
-    if (t.record.state() != Task::COMMITTED) needed += t.record.bytes_to_write();
+uint64_t JobQueue::BytesLeft(const JobState& job) {
+  uint64_t bytes = 0;
+  for (const TaskState& task : job.tasks) {
+    if (task.record.state() != Task::COMMITTED) bytes += task.record.bytes_to_write();
   }
-  needed = std::max(needed, failure.bytes_needed());
+  return bytes;
+}
+
+void JobQueue::FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) {
+  const uint64_t needed = std::max(BytesLeft(job), failure.bytes_needed());
   JobError error;
   error.set_reason("DISK_FULL");
   error.set_task(TaskName(job.record.id(), task));
@@ -623,23 +629,43 @@ void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& work
   if (pending) MoveTask(job, task, Task::PENDING);
 }
 
-namespace {
-// Whether another try may go better, and the worker may be to blame.
-bool IsRetried(quern::v1::FailureReason reason) {
-  switch (reason) {
-    case quern::v1::DISK_FULL:
-    case quern::v1::SOURCE_CHANGED:
-    case quern::v1::BAD_INPUT:
-    case quern::v1::MEMORY_TOO_SMALL:
-    case quern::v1::OUT_OF_MEMORY:
-      return false;
-    default:
-      return true;
-  }
-}
-}  // namespace
-
 void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) {
+  const Attempt& attempt = *FindAttempt(ref);
+  const bool look = failure.reason() == quern::v1::SOURCE_CHANGED || failure.reason() == quern::v1::DISK_FULL;
+  if (!look || attempt.record.state() == quern::v1::Attempt::LOST || !CountsFailures(ref)) {
+    EndFailed(ref, failure, false);
+    return;
+  }
+  const JobState& job = *FindJob(ref.job);
+  const TaskRecord& task = job.tasks[ref.task].record;
+  const uint64_t left = BytesLeft(job) + (task.state() == Task::COMMITTED ? task.bytes_to_write() : 0);
+  checking_.insert(ref);
+  ++outside_;
+  after_unlock_.push_back([this, ref, failure, left] {
+    options_.confirm(ref.job, ref.task, failure, left, [this, ref, failure](const absl::Status& found) {
+      FinishLook(ref, failure, found);
+      RunDone();
+    });
+  });
+}
+
+void JobQueue::FinishLook(const AttemptRef& ref, quern::v1::Failure failure, const absl::Status& found) {
+  Section section(this);
+  checking_.erase(ref);
+  const Attempt* const attempt = FindAttempt(ref);
+  if (attempt == nullptr) return;
+  NewsFor(attempt->record.worker());
+  const bool is_so = absl::IsFailedPrecondition(found);
+  if (!is_so) {
+    failure.set_message(absl::StrCat("worker ", attempt->record.worker(), ": ", failure.message(), "; this coordinator, however, ",
+                                     found.ok() ? "finds nothing of that kind" : "cannot tell: ", found.message()));
+  } else if (failure.reason() == quern::v1::SOURCE_CHANGED) {
+    failure.set_message(std::string(found.message()));
+  }
+  EndFailed(ref, failure, is_so);
+}
+
+void JobQueue::EndFailed(const AttemptRef& ref, const quern::v1::Failure& failure, bool is_so) {
   JobState& job = *FindJob(ref.job);
   TaskState& task = job.tasks[ref.task];
   const AttemptRecord attempt = task.attempts.at(ref.attempt).record;
@@ -649,38 +675,44 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
       quern::v1::FailureReason_IsValid(failure.reason()) ? failure.reason() : quern::v1::FAILURE_REASON_UNSPECIFIED);
   // The loss of a lost one was counted already.
   const bool counts = attempt.state() != quern::v1::Attempt::LOST && CountsFailures(ref);
-  if (counts && IsRetried(failure.reason())) NoteTrouble(job, ref.task, worker, task.record.failures() + 1);
-  if (attempt.purpose() == quern::v1::STRAGGLER) job.trouble[ref.task].second_try_failed = true;
-  EndAttempt(ref, quern::v1::Attempt::FAILED, reason, failure.message());
-  if (!counts) return;
-  switch (failure.reason()) {
-    case quern::v1::DISK_FULL:
-      FailFullDisk(job, ref.task, failure);
-      return;
-    case quern::v1::SOURCE_CHANGED:
-    case quern::v1::BAD_INPUT:
-    case quern::v1::MEMORY_TOO_SMALL:
-      FailTask(job, ref.task, reason, failure.message());
-      return;
-    case quern::v1::OUT_OF_MEMORY:
-      // Not counted: halving ends by itself.
-      if (HalveMemory(task, used)) {
-        PutTask(job, ref.task);
-      } else {
-        FailTask(job, ref.task, reason,
-                 absl::StrCat("out of memory on ", worker, " with a buffer pool of ", FormatByteSize(used),
-                              ", the least that the task can use (", FormatLeastMemory(task.record.minimum_memory()),
-                              "): raise the memory limit of that worker's machine, container or cgroup, then run the job again (",
-                              failure.message(), ")"));
-      }
-      return;
-    case quern::v1::LINK_LOST:
-      // Says nothing of the task.
-      return;
-    default:
-      WorkerFailed(worker, ref, failure.message());
-      CountFailure(job, ref.task, reason, failure.message());
+  // Ends by itself, and is not counted.
+  const bool halved = counts && failure.reason() == quern::v1::OUT_OF_MEMORY && HalveMemory(task, used);
+  std::string message = failure.message();
+  bool old_news = false;
+  if (counts && !halved && !is_so) {
+    const auto trouble = job.trouble.find(ref.task);
+    old_news = trouble != job.trouble.end() && trouble->second.failed_on.count(worker) > 0 && AnotherCouldTry(job, ref.task);
+    NoteTrouble(job, ref.task, worker, task.record.failures() + 1);
+    if (failure.reason() == quern::v1::BAD_INPUT) {
+      std::set<std::string>& said = job.trouble[ref.task].bad_input_on;
+      said.insert(worker);
+      is_so = said.size() > 1;
+      if (is_so) absl::StrAppend(&message, " (found on workers ", absl::StrJoin(said, " and "), ")");
+    }
   }
+  if (attempt.purpose() == quern::v1::STRAGGLER) job.trouble[ref.task].second_try_failed = true;
+  EndAttempt(ref, quern::v1::Attempt::FAILED, reason, message);
+  if (!counts) return;
+  if (halved) {
+    PutTask(job, ref.task);
+    return;
+  }
+  // Says nothing of the task.
+  if (failure.reason() == quern::v1::LINK_LOST) return;
+  if (is_so) {
+    if (failure.reason() == quern::v1::DISK_FULL) return FailFullDisk(job, ref.task, failure);
+    return FailTask(job, ref.task, reason, message);
+  }
+  if (failure.reason() == quern::v1::OUT_OF_MEMORY) {
+    message =
+        absl::StrCat("out of memory on ", worker, " with a buffer pool of ", FormatByteSize(used), ", the least that the task can use (",
+                     FormatLeastMemory(task.record.minimum_memory()),
+                     "): raise the memory limit of that worker's machine, container or cgroup, then run the job again (", message, ")");
+  }
+  WorkerFailed(worker, ref, message);
+  if (old_news) return;
+  // The source is not what is wrong: to begin anew would not help.
+  CountFailure(job, ref.task, failure.reason() == quern::v1::SOURCE_CHANGED ? "IO_ERROR" : reason, message);
 }
 
 void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) {
@@ -704,6 +736,7 @@ void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker
     ++counts_.mismatches;
     Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(worker),
                      MessageField(error.message())));
+    if (job->record.state() != Job::SUCCEEDED) AddDispute(*job, worker, worker);
     Fail(*job, std::move(error));
     return;
   }
@@ -781,6 +814,7 @@ void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result
   TaskState& task = job.tasks[ref.task];
   TaskRecord& record = task.record;
   record.set_committed_by(task.attempts.at(ref.attempt).record.worker());
+  if (record.has_output() && IsDisputed(job, record.committed_by())) SetAudit(job, ref.task, TaskRecord::DUE);
   EndAttempts(ref, result, job.next_sequence++);
   record.set_committed_attempt(ref.attempt);
   record.set_sha256(result.sha256());
@@ -834,6 +868,7 @@ void JobQueue::FinishAudit(const AttemptRef& ref, const quern::v1::TaskResult& r
   }
   EndAttempts(ref, result, 0);
   SetAudit(job, ref.task, TaskRecord::PASSED);
+  task.record.set_audited_by(worker);
   job.trouble.erase(ref.task);
   PutTask(job, ref.task);
   WorkerSucceeded(worker, ref, result);
@@ -863,32 +898,21 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
   JobError error;
   error.set_reason(kMismatch);
   error.set_task(TaskName(job.record.id(), task));
-  error.set_message(absl::StrCat(
-      "task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ", HexDigest(sha256),
-      ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ", HexDigest(record.sha256()),
-      " from the same input: one of the two machines computes or stores wrongly. Compare ", options_.attempt_path(output, task, attempt),
-      " and ", options_.attempt_path(output, task, record.committed_attempt()),
-      ", take that machine out (quern cordon), then run the job again: this task is done anew, and so is whatever else of the job "
-      "the machine did and nobody audited"));
+  error.set_message(
+      absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
+                   HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
+                   HexDigest(record.sha256()), " from the same input: one of the two machines computes or stores wrongly. Compare ",
+                   options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
+                   ", take that machine out (quern cordon), then run the job again (quern retry): this task is done anew. ",
+                   DescribeDispute(job, task, worker, record.committed_by())));
   ++counts_.mismatches;
   Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
                    MessageField(error.message())));
   if (job.record.state() == Job::SUCCEEDED) return;
+  AddDispute(job, worker, record.committed_by());
   Uncommit(job, task, Task::FAILED);
   CountTotals(job);
   Fail(job, std::move(error));
-}
-
-void JobQueue::UncommitDistrusted(JobState& job) {
-  for (uint32_t i = 0; i < job.tasks.size(); ++i) {
-    const TaskRecord& record = job.tasks[i].record;
-    if (record.state() != Task::COMMITTED || record.audit() == TaskRecord::PASSED) continue;
-    const auto worker = workers_.find(record.committed_by());
-    if (worker == workers_.end() || !worker->second.standing.cordoned()) continue;
-    Log(absl::StrCat("task event=again ", TaskFields(JobName(job.record.id()), i), " committed_by=", LogValue(worker->first),
-                     " message=\"after a mismatch, what a worker did that was taken out is done again\""));
-    Uncommit(job, i, Task::PENDING);
-  }
 }
 
 // ---- Calls of clients ----
@@ -1057,7 +1081,6 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
     Uncommit(*job, task, Task::PENDING);
     Log(absl::StrCat("task event=again ", TaskFields(JobName(id), task), " message=\"its file is gone\""));
   }
-  if (job->record.error().reason() == kMismatch) UncommitDistrusted(*job);
   CountTotals(*job);
   if (options.priority.has_value()) job->record.set_priority(*options.priority);
   if (options.audit_fraction.has_value()) {
@@ -1070,6 +1093,7 @@ void JobQueue::ResumeJob(uint64_t id, ResumeOptions options, JobCallback done) {
       PutTask(*job, i);
     }
   }
+  SettleDisputes(*job);
   job->held = false;
   if (state != Job::QUEUED && state != Job::RUNNING && state != Job::PUBLISHING) {
     for (const auto& [time, task] : job->delayed) job->pending.Insert(task, job->tasks[task].record.minimum_memory());

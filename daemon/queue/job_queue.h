@@ -25,9 +25,17 @@
 // nothing at all while it is cordoned, set aside, draining, or without a device that passed its self-test. A worker is set aside after
 // set_aside_after failures in a row, of two tasks at least, while others committed; its name is, until UncordonWorker.
 //
+// No single worker fails a job. What it reports of the source or of the output's disk (SOURCE_CHANGED, DISK_FULL) fails the job at once if
+// `confirm` finds so too, and BAD_INPUT if another worker has reported that of the task before; else it is a failure of that attempt like
+// any other. Of a task's failures on one worker only the first counts while there is another worker that could try it.
+//
 // Audits. ChosenForAudit names the tasks. Once such a task is committed it is run again by a worker of another name; by one of the same
 // name only when for audit_patience no other could have. Its SHA-256 must be the committed one: else the job fails with DATA_LOSS, the task
 // counts as not done, and both files stay to be looked at. A job is ready when its audits are done too.
+//
+// Disputes. After a mismatch the job's record names the two workers. ResumeJob decides for the one that is not cordoned or set aside: what
+// the other has committed in the job, and no worker of another name has confirmed, is done again, and what it still runs does not count.
+// While neither is, all that the two have committed or commit is audited, never by the worker itself.
 //
 // A worker is (name, incarnation). The newest incarnation of a name wins, once: those before it are remembered, and when one of them
 // calls again it is told to stop. What it ran is LOST at once. That counts as a failure only if it died: when it had hung up before, or
@@ -140,6 +148,12 @@ struct JobQueueOptions {
   std::function<std::string(const std::string& output, uint32_t task, uint32_t attempt)> attempt_path;
   // Whether the file is what the result says. May block; runs through `run`.
   std::function<absl::Status(const quern::v1::TaskSpec&, const std::string& path, const quern::v1::TaskResult&)> check_commit;
+  // Looks for itself at what a worker reports of a task: whether a source file changed (SOURCE_CHANGED), or whether the disk of the output
+  // lacks room for the bytes that the job has still to write (DISK_FULL). `done`, to be called once on any thread: FAILED_PRECONDITION says
+  // that it is so, and how; anything else that it is not, or cannot be told. Must not block.
+  std::function<void(uint64_t job, uint32_t task, const quern::v1::Failure& reported, uint64_t bytes_left,
+                     std::function<void(absl::Status)> done)>
+      confirm;
   // Runs blocking work, on another thread or at once; everything given to it must be run before the queue is destroyed.
   std::function<void(std::function<void()>)> run;
   // As `run`, for reads of the store that an answer waits for; unset: `run`.
@@ -270,7 +284,8 @@ class JobQueue {
   struct Trouble {
     absl::Duration not_before = -absl::InfiniteDuration();  // of its next grant
     absl::Duration avoid_until = -absl::InfiniteDuration();
-    std::set<std::string> failed_on;  // workers, which are avoided until then
+    std::set<std::string> failed_on;     // workers, which are avoided until then
+    std::set<std::string> bad_input_on;  // workers that reported BAD_INPUT
     bool second_try_failed = false;
   };
 
@@ -426,18 +441,30 @@ class JobQueue {
   void CountTotals(JobState& job) QUERN_REQUIRES(mutex_);
   // Its result is not good any more. CountTotals is left to the caller: it goes over all tasks.
   void Uncommit(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
+  void AddDispute(JobState& job, const std::string& worker, const std::string& other) QUERN_REQUIRES(mutex_);
+  static bool IsDisputed(const JobState& job, const std::string& worker);
+  // On resume: does again or audits what workers in a dispute have committed.
+  void SettleDisputes(JobState& job) QUERN_REQUIRES(mutex_);
+  // How much else the two have committed, for the message of a mismatch in the task.
+  std::string DescribeDispute(const JobState& job, uint32_t task, const std::string& worker, const std::string& other) const
+      QUERN_REQUIRES(mutex_);
 
   void SetState(JobState& job, quern::v1::Job::State state) QUERN_REQUIRES(mutex_);
   void MakeReady(JobState& job) QUERN_REQUIRES(mutex_);
   void StopAttempts(JobState& job, const std::string& reason) QUERN_REQUIRES(mutex_);
   void Fail(JobState& job, quern::v1::JobError error) QUERN_REQUIRES(mutex_);
   void FailTask(JobState& job, uint32_t task, const std::string& reason, const std::string& message) QUERN_REQUIRES(mutex_);
+  static uint64_t BytesLeft(const JobState& job);
   void FailFullDisk(JobState& job, uint32_t task, const quern::v1::Failure& failure) QUERN_REQUIRES(mutex_);
   void EndAttempt(const AttemptRef& ref, quern::v1::Attempt::State state, const std::string& reason, const std::string& message)
       QUERN_REQUIRES(mutex_);
   // Whether the loss is a failure, should its worker have died.
   bool LoseAttempt(const AttemptRef& ref, const std::string& message) QUERN_REQUIRES(mutex_);
+  // What a worker reports: looks at it if need be.
   void HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) QUERN_REQUIRES(mutex_);
+  void FinishLook(const AttemptRef& ref, quern::v1::Failure failure, const absl::Status& found);
+  // `is_so`: it is not the attempt alone that met it.
+  void EndFailed(const AttemptRef& ref, const quern::v1::Failure& failure, bool is_so) QUERN_REQUIRES(mutex_);
   void CountFailure(JobState& job, uint32_t task, const std::string& reason, const std::string& message) QUERN_REQUIRES(mutex_);
   bool HalveMemory(TaskState& task, uint64_t used) QUERN_REQUIRES(mutex_);
   void HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
@@ -451,8 +478,6 @@ class JobQueue {
   // `attempt` of `worker` came to other bytes than those that are committed.
   void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256)
       QUERN_REQUIRES(mutex_);
-  // On resuming after a mismatch: what cordoned workers committed and nobody audited is done again.
-  void UncommitDistrusted(JobState& job) QUERN_REQUIRES(mutex_);
   // Ends all attempts of the task; `winner` as COMMITTED, others as fenced.
   void EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) QUERN_REQUIRES(mutex_);
   // What the end of one of its attempts says of a worker.
@@ -494,6 +519,8 @@ class JobQueue {
   bool CanFinish(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
   // Whether the worker, apart from how busy it is, could run the task.
   bool CouldRun(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
+  // Whether there is a worker for the task on which it has not failed.
+  bool AnotherCouldTry(const JobState& job, uint32_t task) const QUERN_REQUIRES(mutex_);
   bool IsAvoided(const WorkerState& worker, const JobState& job, uint32_t task) const QUERN_REQUIRES(mutex_);
   bool MayAudit(const WorkerState& worker, const JobState& job, uint32_t task, absl::Duration due) const QUERN_REQUIRES(mutex_);
   void FailTasksThatNobodyHasMemoryFor(const WorkerState& worker, JobState& job) QUERN_REQUIRES(mutex_);

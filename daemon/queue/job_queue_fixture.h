@@ -47,6 +47,10 @@ class JobQueueTest : public testing::Test {
       checked_.push_back(path);
       return check_result_;
     };
+    options.confirm = [this](uint64_t, uint32_t, const quern::v1::Failure&, uint64_t bytes_left, std::function<void(absl::Status)> done) {
+      bytes_left_ = bytes_left;
+      done(confirmed_);
+    };
     options.run = [](std::function<void()> work) { work(); };
     options.on_ready = [this](uint64_t job) { ready_.push_back(job); };
     options.on_broken = [this](absl::Status status) { broken_ = std::move(status); };
@@ -205,6 +209,8 @@ class JobQueueTest : public testing::Test {
   std::vector<std::string> removed_;
   std::function<void(JobQueueOptions*)> set_options_;  // for the next Start
   absl::Status check_result_;
+  absl::Status confirmed_ = absl::FailedPreconditionError("model.safetensors: it was modified");  // of what workers report
+  uint64_t bytes_left_ = 0;                                                                       // when it was asked last
   absl::Status broken_;
   int requests_ = 0;
   uint64_t tickets_ = 0;

@@ -76,6 +76,9 @@ class Model {
     options.check_commit = [this](const quern::v1::TaskSpec&, const std::string&, const quern::v1::TaskResult&) {
       return !calm_ && Chance(5) ? absl::DataLossError("wrong size") : absl::OkStatus();
     };
+    options.confirm = [this](uint64_t, uint32_t, const quern::v1::Failure&, uint64_t, std::function<void(absl::Status)> done) {
+      done(Chance(50) ? absl::FailedPreconditionError("so it is") : absl::OkStatus());
+    };
     options.run = [](std::function<void()> work) { work(); };
     options.on_ready = [this](uint64_t job) { ready_.insert(job); };
     auto queue = JobQueue::Open(std::move(options));
@@ -226,9 +229,9 @@ class Model {
         attempt.mutable_result()->set_sha256(absl::StrCat(attempt.id().job(), "/", attempt.id().task()));
       } else if (Chance(15)) {
         attempt.set_state(AttemptStatus::FAILED);
-        const quern::v1::FailureReason reasons[] = {quern::v1::IO_ERROR, quern::v1::OUT_OF_MEMORY, quern::v1::DISK_FULL,
-                                                    quern::v1::BAD_INPUT, quern::v1::EXECUTOR_DIED};
-        attempt.mutable_failure()->set_reason(reasons[Below(5)]);
+        const quern::v1::FailureReason reasons[] = {quern::v1::IO_ERROR,  quern::v1::OUT_OF_MEMORY, quern::v1::DISK_FULL,
+                                                    quern::v1::BAD_INPUT, quern::v1::EXECUTOR_DIED, quern::v1::SOURCE_CHANGED};
+        attempt.mutable_failure()->set_reason(reasons[Below(6)]);
       } else if (Chance(5)) {
         attempt.set_state(AttemptStatus::STOPPED);
       }
@@ -280,7 +283,12 @@ class Model {
       for (int worker = 0; worker < 3; ++worker) {
         Work(worker);
         Synchronize(worker);
+        // Those that failed too often are well again.
+        queue_->UncordonWorker(absl::StrCat("worker-", worker), [](absl::StatusOr<quern::v1::Worker>) {});
       }
+      clock_.Advance(absl::Seconds(2));
+      queue_->Tick();
+      store_.Sync();
     }
     for (uint64_t job : jobs_) {
       const auto record = queue_->Record(job);

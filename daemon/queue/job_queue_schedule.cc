@@ -198,15 +198,20 @@ bool JobQueue::CouldRun(const WorkerState& worker, const JobState& job, const Ta
   return true;
 }
 
+bool JobQueue::AnotherCouldTry(const JobState& job, uint32_t task) const {
+  const TaskRecord& record = job.tasks[task].record;
+  const std::set<std::string>& failed_on = job.trouble.at(task).failed_on;
+  return std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+    // Its own work is audited by another.
+    if (record.state() == Task::COMMITTED && entry.first == record.committed_by()) return false;
+    return failed_on.count(entry.first) == 0 && CouldRun(entry.second, job, record);
+  });
+}
+
 bool JobQueue::IsAvoided(const WorkerState& worker, const JobState& job, uint32_t task) const {
   const auto trouble = job.trouble.find(task);
-  if (trouble == job.trouble.end() || trouble->second.avoid_until <= options_.clock->Monotonic() ||
-      trouble->second.failed_on.count(worker.info.worker()) == 0) {
-    return false;
-  }
-  return std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) QUERN_NO_THREAD_SAFETY_ANALYSIS {
-    return trouble->second.failed_on.count(entry.first) == 0 && CouldRun(entry.second, job, job.tasks[task].record);
-  });
+  return trouble != job.trouble.end() && trouble->second.avoid_until > options_.clock->Monotonic() &&
+         trouble->second.failed_on.count(worker.info.worker()) > 0 && AnotherCouldTry(job, task);
 }
 
 bool JobQueue::MayAudit(const WorkerState& worker, const JobState& job, uint32_t task, absl::Duration due) const {
@@ -216,6 +221,7 @@ bool JobQueue::MayAudit(const WorkerState& worker, const JobState& job, uint32_t
   if (trouble != job.trouble.end() && trouble->second.not_before > now) return false;
   if (worker.info.memory() < record.minimum_memory() || !CanFinish(worker, job, record) || IsAvoided(worker, job, task)) return false;
   if (worker.info.worker() != record.committed_by()) return true;
+  if (IsDisputed(job, record.committed_by())) return false;
   if (now - due < options_.audit_patience) return false;
   return std::none_of(workers_.begin(), workers_.end(), [&](const auto& entry) QUERN_NO_THREAD_SAFETY_ANALYSIS {
     return entry.first != record.committed_by() && CouldRun(entry.second, job, record);

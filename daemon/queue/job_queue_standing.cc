@@ -184,4 +184,97 @@ std::vector<quern::v1::Worker> JobQueue::ListWorkers() {
   return out;
 }
 
+// ---- Disputes ----
+
+void JobQueue::AddDispute(JobState& job, const std::string& worker, const std::string& other) {
+  for (const auto& dispute : job.record.disputes()) {
+    const bool same = dispute.worker() == worker && dispute.other() == other;
+    if (same || (dispute.worker() == other && dispute.other() == worker)) return;
+  }
+  quern::store::JobRecord::Dispute& dispute = *job.record.add_disputes();
+  dispute.set_worker(worker);
+  dispute.set_other(other);
+  PutJob(job);
+}
+
+bool JobQueue::IsDisputed(const JobState& job, const std::string& worker) {
+  return std::any_of(job.record.disputes().begin(), job.record.disputes().end(),
+                     [&](const auto& dispute) { return dispute.worker() == worker || dispute.other() == worker; });
+}
+
+void JobQueue::SettleDisputes(JobState& job) {
+  const auto is_out = [&](const std::string& name) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+    const auto it = workers_.find(name);
+    return it != workers_.end() && (it->second.standing.cordoned() || it->second.standing.set_aside());
+  };
+  std::set<std::string> wrong;
+  google::protobuf::RepeatedPtrField<quern::store::JobRecord::Dispute> open;
+  for (const auto& dispute : job.record.disputes()) {
+    for (const std::string& name : {dispute.worker(), dispute.other()}) {
+      if (is_out(name)) wrong.insert(name);
+    }
+    if (!is_out(dispute.worker()) && !is_out(dispute.other())) *open.Add() = dispute;
+  }
+  if (job.record.disputes().empty()) return;
+  *job.record.mutable_disputes() = std::move(open);
+  PutJob(job);
+  // What a wrong worker still runs must not be committed later.
+  std::vector<AttemptRef> running;
+  for (const uint32_t task : job.live) {
+    for (const auto& [number, attempt] : job.tasks[task].attempts) {
+      if (wrong.count(attempt.record.worker()) > 0) running.push_back({job.record.id(), task, number});
+    }
+  }
+  for (const AttemptRef& ref : running) {
+    if (FindAttempt(ref) != nullptr) EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", "its worker was taken out after a mismatch");
+  }
+  uint32_t again = 0, audits = 0;
+  for (uint32_t i = 0; i < job.tasks.size(); ++i) {
+    const quern::store::TaskRecord& record = job.tasks[i].record;
+    if (record.state() != quern::v1::Task::COMMITTED) continue;
+    const bool passed = record.audit() == quern::store::TaskRecord::PASSED;
+    if (passed && !record.audited_by().empty() && record.audited_by() != record.committed_by()) continue;
+    if (wrong.count(record.committed_by()) > 0) {
+      Uncommit(job, i, quern::v1::Task::PENDING);
+      ++again;
+    } else if (record.has_output() && IsDisputed(job, record.committed_by())) {
+      SetAudit(job, i, quern::store::TaskRecord::DUE);
+      PutTask(job, i);
+      ++audits;
+    }
+  }
+  if (again > 0) CountTotals(job);
+  Log(absl::StrCat("job event=distrust job=", JobName(job.record.id()), " workers=", LogValue(absl::StrJoin(wrong, ",")),
+                   " tasks_again=", again, " tasks_to_audit=", audits));
+}
+
+std::string JobQueue::DescribeDispute(const JobState& job, uint32_t task, const std::string& worker, const std::string& other) const {
+  const auto count = [&](const std::string& name) {
+    uint32_t committed = 0;
+    for (uint32_t i = 0; i < job.tasks.size(); ++i) committed += i != task && job.tasks[i].record.committed_by() == name;
+    return committed;
+  };
+  std::string text = absl::StrCat("Of the other tasks of this job worker ", other, " has committed ", count(other));
+  if (worker != other) absl::StrAppend(&text, " and worker ", worker, " ", count(worker));
+  absl::StrAppend(&text,
+                  ": retry does those of a cordoned worker again that no other worker has confirmed; while neither is cordoned it has all "
+                  "of them audited by other workers");
+  std::vector<std::string> jobs;
+  for (const auto& [id, with] : jobs_) {
+    const bool holds =
+        id != job.record.id() && std::any_of(with.tasks.begin(), with.tasks.end(), [&](const TaskState& state) {
+          return !state.record.committed_by().empty() && (state.record.committed_by() == worker || state.record.committed_by() == other);
+        });
+    if (holds) jobs.push_back(JobName(id));
+  }
+  constexpr size_t kNamed = 8;
+  if (!jobs.empty()) {
+    const size_t named = std::min(jobs.size(), kNamed);
+    absl::StrAppend(&text, ". Results of the two are also in ",
+                    absl::StrJoin(jobs.begin(), jobs.begin() + static_cast<ptrdiff_t>(named), ", "),
+                    named < jobs.size() ? absl::StrCat(" and ", jobs.size() - named, " more") : "", ", which retry does not touch");
+  }
+  return text;
+}
+
 }  // namespace quern::daemon

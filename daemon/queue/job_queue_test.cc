@@ -243,7 +243,7 @@ TEST_F(JobQueueTest, ThreeFailuresStopTheJobAndResumingItForgetsThem) {
 TEST_F(JobQueueTest, OtherAttemptsOfAFailedJobAreStoppedButMayCommit) {
   const uint64_t job = AddTasks(3);
   const SynchronizeResponse granted = Sync(Worker("a", 2));
-  SynchronizeRequest request = WithFailure(Worker("a", 2), granted.attempts(0).id(), quern::v1::BAD_INPUT, "NaN in w at [0, 3]");
+  SynchronizeRequest request = WithFailure(Worker("a", 2), granted.attempts(0).id(), quern::v1::SOURCE_CHANGED);
   List(&request, granted.attempts(1).id(), AttemptStatus::RUNNING);
   const SynchronizeResponse response = Sync(request);
   ASSERT_THAT(response.attempts(), SizeIs(1));
@@ -254,14 +254,90 @@ TEST_F(JobQueueTest, OtherAttemptsOfAFailedJobAreStoppedButMayCommit) {
   EXPECT_EQ(Get(job).state(), Job::FAILED);
 }
 
-TEST_F(JobQueueTest, BadInputAndChangedSourceAreNeverRetried) {
-  for (const quern::v1::FailureReason reason : {quern::v1::BAD_INPUT, quern::v1::SOURCE_CHANGED}) {
+TEST_F(JobQueueTest, ChangedSourceThatTheCoordinatorSeesTooFailsTheJobAtOnce) {
+  const uint64_t job = AddTasks(1);
+  Sync(WithFailure(Worker("a"), Granted(Worker("a")), quern::v1::SOURCE_CHANGED));
+  EXPECT_EQ(Get(job).state(), Job::FAILED);
+  EXPECT_EQ(Get(job).error().reason(), "SOURCE_CHANGED");
+  EXPECT_EQ(Get(job).error().message(), "task 0 (shard 0): model.safetensors: it was modified");
+  EXPECT_EQ(Tasks(job)[0].attempts_size(), 1);
+}
+
+TEST_F(JobQueueTest, WhatOneWorkerAloneReportsFailsNoJob) {
+  confirmed_ = absl::OkStatus();
+  for (const quern::v1::FailureReason reason :
+       {quern::v1::SOURCE_CHANGED, quern::v1::DISK_FULL, quern::v1::BAD_INPUT, quern::v1::MEMORY_TOO_SMALL}) {
+    SCOPED_TRACE(quern::v1::FailureReason_Name(reason));
     const uint64_t job = AddTasks(1);
-    Sync(WithFailure(Worker("a"), Granted(Worker("a")), reason));
-    EXPECT_EQ(Get(job).state(), Job::FAILED);
-    EXPECT_EQ(Get(job).error().reason(), quern::v1::FailureReason_Name(reason));
-    EXPECT_EQ(Tasks(job)[0].attempts_size(), 1);
+    Sync(Worker("honest", 0));
+    SynchronizeRequest lie = WithFailure(Worker("liar"), Granted(Worker("liar")), reason);
+    lie.set_slots(0);
+    Sync(lie);
+    EXPECT_EQ(Tasks(job)[0].failures(), 1);
+    const auto id = Granted(Worker("honest"));
+    EXPECT_THAT(id, IsAttempt(0, 2));
+    Complete(Worker("honest", 0), id);
+    EXPECT_THAT(ready_, testing::Contains(job));
   }
+}
+
+TEST_F(JobQueueTest, WhatTheCoordinatorDoesNotSeeFailsTheJobAsAnyErrorDoes) {
+  for (const absl::Status& look : {absl::OkStatus(), absl::UnavailableError("the disk is away")}) {
+    confirmed_ = look;
+    const uint64_t job = AddTasks(1);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(Get(job).error().reason(), "");
+      SynchronizeRequest lie = WithFailure(Worker("liar"), Granted(Worker("liar")), quern::v1::SOURCE_CHANGED, "it was replaced");
+      lie.set_slots(0);
+      Sync(lie);
+    }
+    EXPECT_EQ(Get(job).error().reason(), "IO_ERROR") << "to plan it again would not help";
+    EXPECT_THAT(Get(job).error().message(), testing::AllOf(HasSubstr("worker liar: it was replaced; this coordinator, however, "),
+                                                           HasSubstr(look.ok() ? "finds nothing" : "the disk is away")));
+  }
+}
+
+TEST_F(JobQueueTest, BadInputFailsTheJobOnceTwoWorkersSaySo) {
+  const uint64_t job = AddTasks(1);
+  for (const char* name : {"a", "b"}) {
+    EXPECT_EQ(Get(job).error().reason(), "");
+    Sync(WithFailure(Worker(name, 0), Granted(Worker(name)), quern::v1::BAD_INPUT, "NaN in w at [0, 3]"));
+  }
+  EXPECT_EQ(Get(job).error().reason(), "BAD_INPUT");
+  EXPECT_EQ(Get(job).error().message(), "task 0 (shard 0): NaN in w at [0, 3] (found on workers a and b)");
+}
+
+TEST_F(JobQueueTest, BadInputOfTheOnlyWorkerFailsTheJobInTheEnd) {
+  const uint64_t job = AddTasks(1);
+  for (int i = 0; i < 3; ++i) {
+    Sync(WithFailure(Worker("a", 0), Granted(Worker("a")), quern::v1::BAD_INPUT, "NaN in w at [0, 3]"));
+  }
+  EXPECT_EQ(Get(job).error().reason(), "BAD_INPUT");
+  EXPECT_THAT(Get(job).error().message(), HasSubstr("NaN in w at [0, 3]"));
+}
+
+TEST_F(JobQueueTest, TaskIsGivenToNobodyWhileTheCoordinatorLooksAtItsSource) {
+  std::function<void(absl::Status)> looked;
+  set_options_ = [&looked](JobQueueOptions* options) {
+    options->confirm = [&looked](uint64_t, uint32_t, const quern::v1::Failure&, uint64_t, std::function<void(absl::Status)> done) {
+      looked = std::move(done);
+    };
+  };
+  Restart();
+  const uint64_t job = AddTasks(1);
+  const auto id = Granted(Worker("a"));
+  const Answer answer = Begin(WithFailure(Worker("a", 0), id, quern::v1::SOURCE_CHANGED));
+  ASSERT_TRUE(looked != nullptr);
+  clock_.Advance(absl::Seconds(31));
+  queue_->Tick();
+  store_.Sync();
+  EXPECT_THAT(Sync(Worker("b")).attempts(), IsEmpty()) << "its lease does not run out meanwhile";
+  ASSERT_TRUE(answer->has_value());
+  EXPECT_THAT((**answer)->acknowledged(), IsEmpty());
+  QUERN_ASSERT_OK(Call(&JobQueue::CancelJob, job));
+  looked(absl::FailedPreconditionError("it was modified"));
+  store_.Sync();
+  EXPECT_EQ(Get(job).state(), Job::CANCELLED) << "what was cancelled meanwhile stays so";
 }
 
 TEST_F(JobQueueTest, FullDiskFailsTheJobWithTheBytesNeededAndDoesNotCount) {
@@ -274,6 +350,7 @@ TEST_F(JobQueueTest, FullDiskFailsTheJobWithTheBytesNeededAndDoesNotCount) {
   EXPECT_EQ(Get(job).state(), Job::FAILED);
   EXPECT_EQ(Get(job).error().reason(), "DISK_FULL");
   EXPECT_THAT(Get(job).error().message(), HasSubstr("disk full: /out needs 2000 bytes"));
+  EXPECT_EQ(bytes_left_, 2000);
   EXPECT_EQ(Tasks(job)[1].failures(), 0);
   EXPECT_EQ(Tasks(job)[1].state(), Task::PENDING);
   QUERN_ASSERT_OK(Resume(job));
@@ -292,9 +369,10 @@ TEST_F(JobQueueTest, OutOfMemoryHalvesDownToTheMinimumThenFails) {
     failed.set_slots(0);
     Sync(failed);
   }
-  EXPECT_THAT(memories, ElementsAre(512, 256, 128, 64, 32, 16));
+  EXPECT_THAT(memories, ElementsAre(512, 256, 128, 64, 32, 16, 16, 16)) << "another worker might have the memory";
   EXPECT_EQ(Get(job).error().reason(), "OUT_OF_MEMORY");
-  EXPECT_THAT(Get(job).error().message(), HasSubstr("task 0 (shard 0): out of memory on a with a buffer pool of 16 MiB"));
+  EXPECT_THAT(Get(job).error().message(),
+              HasSubstr("task 0 (shard 0): failed 3 times, the last time with: out of memory on a with a buffer pool of 16 MiB"));
   EXPECT_THAT(Get(job).error().message(), HasSubstr("raise the memory limit"));
   QUERN_ASSERT_OK(Resume(job));
   EXPECT_EQ(Sync(Worker("a")).attempts(0).memory(), 512 * kMiB);

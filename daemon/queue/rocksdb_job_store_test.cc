@@ -49,7 +49,7 @@ TEST_F(RocksDbJobStoreTest, NewerVersionIsRefused) {
     version.set_version(kStoreVersion + 1);
     QUERN_ASSERT_OK(store->WriteSync({{StoreWrite::Kind::kPut, "v", version.SerializeAsString()}}));
   }
-  EXPECT_THAT(OpenRocksDbJobStore(path_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has version 3")));
+  EXPECT_THAT(OpenRocksDbJobStore(path_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has version 4")));
 }
 
 TEST_F(RocksDbJobStoreTest, OlderVersionIsMigratedAndThenRefusedByTheOlderProgram) {

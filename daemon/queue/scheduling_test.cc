@@ -168,6 +168,23 @@ TEST_F(SchedulingTest, FailedTaskGoesToAnotherWorkerWhileThereIsOne) {
   EXPECT_THAT(Granted(Worker("a")), IsAttempt(1, 3));
 }
 
+TEST_F(SchedulingTest, BrokenWorkerDoesNotFailAJobWhoseOtherWorkersAreLongBusy) {
+  const uint64_t job = AddTasks(2);
+  const auto id = Granted(Worker("good"));
+  for (int i = 0; i < 10; ++i) {
+    Fail(Worker("broken"), Granted(Worker("broken")));
+    for (int beat = 0; beat < 2; ++beat) {
+      Wait(absl::Seconds(16));
+      Sync(With(Worker("good"), id, AttemptStatus::RUNNING));
+    }
+  }
+  EXPECT_EQ(Get(job).state(), Job::RUNNING);
+  EXPECT_EQ(Tasks(job)[1].failures(), 1);
+  CompleteAndRest(Worker("good"), id);
+  CompleteAndRest(Worker("good"), Granted(Worker("good")));
+  EXPECT_THAT(ready_, ElementsAre(job));
+}
+
 TEST_F(SchedulingTest, LostLinkDoesNotCount) {
   const uint64_t job = AddTasks(1);
   for (int i = 0; i < 5; ++i) Fail(Worker("a"), Granted(Worker("a")), quern::v1::LINK_LOST);
@@ -196,6 +213,17 @@ TEST_F(SchedulingTest, WorkerThatFailsEverythingIsSetAsideUntilItIsUncordoned) {
   EXPECT_EQ(WorkerNamed("bad").state(), "lost") << "it has not called this coordinator yet";
   Sync(Worker("bad", 1, "second"));
   EXPECT_EQ(WorkerNamed("bad").state(), "ready");
+}
+
+TEST_F(SchedulingTest, WorkerThatLiesAboutTheSourceIsSetAside) {
+  confirmed_ = absl::OkStatus();
+  const uint64_t job = AddTasks(30);
+  for (int i = 0; i < 5; ++i) {
+    Complete(Worker("good", 0), Granted(Worker("good")));
+    Fail(Worker("liar"), Granted(Worker("liar")), i % 2 == 0 ? quern::v1::SOURCE_CHANGED : quern::v1::BAD_INPUT);
+  }
+  EXPECT_EQ(WorkerNamed("liar").state(), "set aside");
+  EXPECT_EQ(Get(job).state(), Job::RUNNING);
 }
 
 TEST_F(SchedulingTest, WorkersAreNotSetAsideWhenNobodySucceeds) {
@@ -458,6 +486,16 @@ TEST_F(StragglerTest, TaskThatIsNearlyDoneIsLeftAlone) {
   EXPECT_THAT(Grants(Worker("fast")), SizeIs(1));
 }
 
+TEST_F(StragglerTest, WorkerThatLeavesTooSoonGetsNoSecondTry) {
+  Sync(Slow(100));
+  Wait(absl::Seconds(12));
+  SynchronizeRequest request = Worker("fast");
+  request.mutable_available_for()->set_seconds(14);  // a task takes it 10 s, with half as much to spare
+  EXPECT_THAT(Grants(request), IsEmpty());
+  request.mutable_available_for()->set_seconds(16);
+  EXPECT_THAT(Grants(request), SizeIs(1));
+}
+
 TEST_F(StragglerTest, ItsOwnWorkerGetsNoSecondTry) {
   Sync(Slow(100));
   Wait(absl::Seconds(12));
@@ -547,6 +585,16 @@ TEST_F(AuditTest, OtherBytesFailTheJobAndNameBothWorkers) {
   EXPECT_EQ(Grants(Worker("b"))[0].purpose(), quern::v1::AUDIT);
 }
 
+TEST_F(AuditTest, WorkerThatLeavesTooSoonGetsNoAudit) {
+  AddAudited(1);
+  CompleteAndRest(Worker("a"), Granted(Worker("a")), 10);
+  SynchronizeRequest request = Worker("b");
+  request.mutable_available_for()->set_seconds(14);
+  EXPECT_THAT(Grants(request), IsEmpty());
+  request.mutable_available_for()->set_seconds(16);
+  EXPECT_THAT(Grants(request), SizeIs(1));
+}
+
 TEST_F(AuditTest, SameWorkerAuditsWhenThereIsNoOther) {
   const uint64_t job = AddAudited(1);
   CompleteAndRest(Worker("a"), Granted(Worker("a")));
@@ -626,28 +674,6 @@ TEST_F(AuditTest, AuditMayBeAskedForOnResume) {
   EXPECT_EQ(Grants(Worker("b"))[0].purpose(), quern::v1::AUDIT);
 }
 
-TEST_F(AuditTest, AfterAMismatchWhatACordonedWorkerDidUnauditedIsDoneAgain) {
-  for (const bool cordon : {false, true}) {
-    const uint64_t job = AddTasks(3);
-    CompleteAndRest(Worker("a"), Granted(Worker("a")));
-    const auto slow = Granted(Worker("a"));
-    Wait(absl::Seconds(31));
-    const auto fast = Granted(Worker("b"));
-    EXPECT_THAT(fast, IsAttempt(1, 2));
-    CompleteAndRest(Worker("b"), fast);
-    CompleteAndRest(Worker("a"), slow, 0, "other bytes");
-    EXPECT_EQ(Get(job).error().reason(), "DATA_LOSS");
-    EXPECT_EQ(Get(job).progress().tasks_done(), 1);
-    if (cordon) {
-      QUERN_ASSERT_OK(Cordon("a"));
-    }
-    Restart();
-    QUERN_ASSERT_OK(Resume(job));
-    EXPECT_EQ(Get(job).progress().tasks_done(), cordon ? 0 : 1);
-    QUERN_ASSERT_OK(Call(&JobQueue::CancelJob, job));
-  }
-}
-
 TEST_F(AuditTest, PriorityMayBeChangedOnResume) {
   const uint64_t job = AddTasks(1);
   QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job));
@@ -666,6 +692,172 @@ TEST_F(AuditTest, FencedAttemptThatEndsWithOtherBytesIsNotSilent) {
   CompleteAndRest(Worker("b"), fast);
   CompleteAndRest(Worker("a"), slow, 0, "other bytes");
   EXPECT_EQ(Get(job).error().reason(), "DATA_LOSS");
+}
+
+// Workers a and b come to different bytes for task 0, which nobody audits; a has committed task 1, b task 2 and c task 3.
+class DisputeTest : public SchedulingTest {
+ protected:
+  void Dispute() {
+    job_ = AddTasks(5);
+    late_ = Granted(Worker("a"));
+    Wait(absl::Seconds(31));
+    const auto first = Granted(Worker("b"));
+    ASSERT_THAT(first, IsAttempt(0, 2));
+    for (const char* name : {"a", "b", "c"}) {
+      // b holds task 0 meanwhile.
+      const SynchronizeRequest asks = *name == 'b' ? With(Worker("b", 2), first, AttemptStatus::RUNNING) : Worker(name);
+      CompleteAndRest(Worker(name), Granted(asks));
+    }
+    CompleteAndRest(Worker("b"), first);
+    CompleteAndRest(Worker("a"), late_, 0, "other bytes");
+    ASSERT_EQ(Get(job_).error().reason(), "DATA_LOSS");
+  }
+  std::vector<uint32_t> Committed() {
+    std::vector<uint32_t> tasks;
+    for (const auto& attempt : queue_->CommittedAttempts(job_)) tasks.push_back(attempt.task);
+    return tasks;
+  }
+  uint64_t job_ = 0;
+  quern::v1::AttemptId late_;
+};
+
+TEST_F(DisputeTest, MessageSaysWhatElseTheTwoHaveCommittedAndWhere) {
+  const uint64_t other = Add(MakeJob(1, "/other"));
+  CompleteAndRest(Worker("b"), Granted(Worker("b")));
+  Dispute();
+  EXPECT_THAT(Get(job_).error().message(),
+              testing::AllOf(HasSubstr("worker b has committed 1 and worker a 1"), HasSubstr("quern retry"), HasSubstr(JobName(other))));
+}
+
+TEST_F(DisputeTest, RetryDoesAgainWhatTheCordonedWorkerCommitted) {
+  Dispute();
+  QUERN_ASSERT_OK(Cordon("a"));
+  Restart();
+  EXPECT_THAT(Committed(), ElementsAre(1, 2, 3));
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_THAT(Committed(), ElementsAre(2, 3));
+  EXPECT_EQ(Get(job_).progress().bytes_read(), 2 * 4000);
+  Restart();
+  EXPECT_THAT(Committed(), ElementsAre(2, 3)) << "it is in the records";
+  EXPECT_THAT(Grants(Worker("a")), IsEmpty());
+  for (int i = 0; i < 3; ++i) CompleteAndRest(Worker("b"), Granted(Worker("b")));
+  EXPECT_THAT(ready_, ElementsAre(job_)) << "b has been decided for: nothing of it is audited";
+}
+
+TEST_F(DisputeTest, WhileNeitherIsCordonedOthersAuditAllThatTheTwoCommit) {
+  Dispute();
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_THAT(Committed(), ElementsAre(1, 2, 3));
+  EXPECT_EQ(Get(job_).progress().tasks_to_audit(), 2);
+  Restart();
+  EXPECT_EQ(Get(job_).progress().tasks_to_audit(), 2);
+  for (int i = 0; i < 2; ++i) {
+    const auto audit = Grants(Worker("c"));
+    ASSERT_THAT(audit, SizeIs(1));
+    EXPECT_EQ(audit[0].purpose(), quern::v1::AUDIT);
+    CompleteAndRest(Worker("c"), audit[0].id());
+  }
+  CompleteAndRest(Worker("c"), Granted(Worker("c")));
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  EXPECT_THAT(ready_, IsEmpty()) << "what it commits from now on is audited too";
+  Wait(absl::Seconds(60));
+  EXPECT_THAT(Grants(Worker("a")), IsEmpty()) << "its own word is no proof";
+  const auto audit = Grants(Worker("c"));
+  ASSERT_THAT(audit, SizeIs(1));
+  EXPECT_EQ(audit[0].purpose(), quern::v1::AUDIT);
+  CompleteAndRest(Worker("c"), audit[0].id());
+  EXPECT_THAT(ready_, ElementsAre(job_));
+}
+
+TEST_F(DisputeTest, WhatAnotherWorkerHasConfirmedIsKept) {
+  Dispute();
+  QUERN_ASSERT_OK(Resume(job_));
+  const auto audit = Grants(Worker("c"));
+  ASSERT_THAT(audit, SizeIs(1));
+  ASSERT_EQ(audit[0].id().task(), 1);
+  CompleteAndRest(Worker("c"), audit[0].id());
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job_));
+  QUERN_ASSERT_OK(Cordon("a"));
+  QUERN_ASSERT_OK(Cordon("b"));
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_THAT(Committed(), ElementsAre(1, 3));
+}
+
+TEST_F(DisputeTest, WhatTheCordonedWorkerStillRunsIsNotCommittedAfterRetry) {
+  Dispute();
+  QUERN_ASSERT_OK(Resume(job_));
+  const auto audit = Grants(Worker("a"));  // of what b committed
+  ASSERT_THAT(audit, SizeIs(1));
+  const auto work = Grants(With(Worker("a", 2), audit[0].id(), AttemptStatus::RUNNING));
+  ASSERT_THAT(work, testing::Not(IsEmpty()));
+  const quern::v1::AttemptId id = work.back().id();
+  ASSERT_EQ(work.back().purpose(), quern::v1::WORK);
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job_));
+  QUERN_ASSERT_OK(Cordon("a"));
+  QUERN_ASSERT_OK(Resume(job_));
+  Sync(With(Worker("a"), id, AttemptStatus::COMPLETED));
+  EXPECT_THAT(Committed(), ElementsAre(2, 3));
+}
+
+TEST_F(DisputeTest, WorkerThatWasSetAsideCountsAsTakenOut) {
+  Dispute();
+  NewJob add = MakeJob(20, "/other");
+  add.priority = 1;
+  Add(std::move(add));
+  for (int i = 0; i < 5; ++i) {
+    Complete(Worker("c", 0), Granted(Worker("c")));
+    Fail(Worker("b"), Granted(Worker("b")));
+  }
+  ASSERT_EQ(WorkerNamed("b").state(), "set aside");
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_THAT(Committed(), ElementsAre(1, 3));
+  EXPECT_EQ(Get(job_).progress().tasks_to_audit(), 0) << "a has been decided for";
+}
+
+TEST_F(DisputeTest, AuditOfItsOwnWorkIsNoWordForAWorkerInADispute) {
+  StartWith([](JobQueueOptions* options) { options->audit_patience = absl::ZeroDuration(); });
+  NewJob add = MakeJob(2);
+  add.audit_fraction = 1;
+  job_ = Add(std::move(add));
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));  // its own audit: there is no other
+  ASSERT_EQ(Get(job_).progress().tasks_audited(), 1);
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  CompleteAndRest(Worker("b"), Granted(Worker("b")), 0, "other bytes");
+  ASSERT_EQ(Get(job_).error().reason(), "DATA_LOSS");
+  Restart();
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_EQ(Get(job_).progress().tasks_audited(), 0);
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job_));
+  EXPECT_THAT(Committed(), ElementsAre(0));
+  Sync(Worker("a", 0));
+  QUERN_ASSERT_OK(Cordon("a"));
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_THAT(Committed(), IsEmpty());
+}
+
+TEST_F(DisputeTest, WorkerThatReportsTwoDigestsIsInADisputeWithItself) {
+  job_ = AddTasks(2);
+  const auto id = Granted(Worker("a"));
+  CompleteAndRest(Worker("a"), id);
+  SynchronizeRequest again = With(Worker("a"), id, AttemptStatus::COMPLETED);
+  again.mutable_attempts(0)->mutable_result()->set_sha256("other bytes");
+  Sync(again);
+  ASSERT_EQ(Get(job_).error().reason(), "DATA_LOSS");
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_EQ(Get(job_).progress().tasks_to_audit(), 1);
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job_));
+  QUERN_ASSERT_OK(Cordon("a"));
+  QUERN_ASSERT_OK(Resume(job_));
+  EXPECT_THAT(Committed(), IsEmpty());
+}
+
+TEST_F(DisputeTest, ResumeWithFewerAuditsKeepsThoseOfTheDispute) {
+  Dispute();
+  ResumeOptions options;
+  options.audit_fraction = 0;
+  QUERN_ASSERT_OK(Resume(job_, std::move(options)));
+  EXPECT_EQ(Get(job_).progress().tasks_to_audit(), 2);
 }
 
 // ---- Time ----

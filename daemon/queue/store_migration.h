@@ -11,7 +11,7 @@
 namespace quern::daemon {
 
 // store.proto says what each version added.
-inline constexpr uint32_t kStoreVersion = 2;
+inline constexpr uint32_t kStoreVersion = 3;
 
 // Makes `store` one of kStoreVersion: an empty one is marked, an older one is migrated in one write, which may be large.
 // FAILED_PRECONDITION for a newer one, DATA_LOSS for records without a version; neither is changed. `name` is for messages. Blocks.

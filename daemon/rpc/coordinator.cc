@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/byte_size.h"
 #include "base/file.h"
 #include "base/log_fields.h"
 #include "base/status_macros.h"
@@ -22,6 +23,7 @@
 #include "daemon/recipe/recipe.h"
 #include "daemon/rpc/commit_check.h"
 #include "daemon/rpc/run_json.h"
+#include "daemon/rpc/source_files.h"
 #include "daemon/rpc/status.h"
 #include "quant/numerics_version.h"
 
@@ -171,6 +173,11 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   queue.attempt_path = AttemptPath;
   queue.check_commit = [self](const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result) {
     return CheckCommit(spec, path, result, self->options_.file_patience);
+  };
+  queue.confirm = [self](uint64_t job, uint32_t task, const quern::v1::Failure& reported, uint64_t bytes_left,
+                         std::function<void(absl::Status)> done) {
+    self->Schedule([self, job, task, reason = reported.reason(), bytes_left, done] { done(self->Confirm(job, task, reason, bytes_left)); },
+                   done);
   };
   queue.run = [self](std::function<void()> work) { self->short_work_->Schedule(std::move(work)); };
   self->reads_ = std::make_unique<ThreadPool>(kReadThreads);
@@ -427,6 +434,22 @@ absl::Status Coordinator::CheckIdentity(const JobSpec& spec, const PlanSummary& 
   return WithReason(absl::FailedPreconditionError(difference), "SOURCE_CHANGED");
 }
 
+absl::Status Coordinator::Confirm(uint64_t job, uint32_t index, quern::v1::FailureReason reason, uint64_t bytes_left) {
+  if (reason == quern::v1::DISK_FULL) {
+    const std::optional<JobRecord> record = queue_->Record(job);
+    if (!record.has_value()) return absl::OkStatus();
+    QUERN_ASSIGN_OR_RETURN(const uint64_t free, options_.free_disk_space(record->spec().output()));
+    if (free >= bytes_left) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(record->spec().output(), " has ", FormatByteSize(free), " left"));
+  }
+  QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskSpec task, LoadTask(job, index));
+  SourceFiles files(task, [this](const std::string& path) { return ResolvePath(path); });
+  for (const quern::v1::SourceFile& file : task.source_files()) {
+    QUERN_RETURN_IF_ERROR(files.Check(file.path(), /*header=*/true).status());
+  }
+  return absl::OkStatus();
+}
+
 // ---- Creating and resuming ----
 
 void Coordinator::CreateJob(const CreateJobRequest& request, JobCallback done) {
@@ -646,7 +669,7 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
   QUERN_ASSIGN_OR_RETURN(options.sight, SightOf(*record, plan));
   options.spec = std::move(spec);
   if (request != nullptr) {
-    options.audit_fraction = request->audit_fraction();
+    if (request->has_audit_fraction()) options.audit_fraction = request->audit_fraction();
     if (request->priority() != 0) options.priority = request->priority();
     options.identity = plan.identity();
   }

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/metrics.h"
 #include "base/mutex.h"
 #include "daemon/planner/planner.h"
@@ -45,6 +46,8 @@ struct CoordinatorOptions {
   // task.
   absl::Duration retry_backoff = absl::Seconds(1);
   std::function<absl::Status(const PublishRequest&)> publish = PublishJob;
+  // Free bytes where an output is.
+  std::function<absl::StatusOr<uint64_t>(const std::string&)> free_disk_space = FreeDiskSpace;
   // As JobQueueOptions.settle; a coordinator of one command has no workers that could come back.
   absl::Duration settle = absl::Seconds(30);
   // Ended jobs that are older, or more than the newest so many, are deleted, as DeleteJob does.
@@ -124,6 +127,8 @@ class Coordinator {
   // Its real path, if that may be read.
   absl::StatusOr<std::string> CheckSource(const std::string& source) const;
   absl::Status CheckSourceFiles(const quern::v1::PlanSummary& plan) const;
+  // As JobQueueOptions::confirm.
+  absl::Status Confirm(uint64_t job, uint32_t task, quern::v1::FailureReason reason, uint64_t bytes_left);
   absl::StatusOr<quern::v1::PlanSummary> LoadPlan(uint64_t job);
   absl::StatusOr<std::vector<SightProbe>> SightOf(const quern::store::JobRecord& record, const quern::v1::PlanSummary& plan);
   std::vector<uint32_t> LostTasks(const quern::store::JobRecord& record);

@@ -97,6 +97,7 @@ class CoordinatorTest : public testing::Test {
       --publish_errors_;
       return ErrnoToStatus(publish_errno_, "write", JoinPath(output_, "tokenizer.json"));
     };
+    options.free_disk_space = [this](const std::string&) -> absl::StatusOr<uint64_t> { return free_disk_space_.load(); };
     options.paths = std::move(paths);
     options.recheck_interval = absl::Milliseconds(10);
     options.recheck_patience = recheck_patience_;
@@ -292,6 +293,7 @@ class CoordinatorTest : public testing::Test {
   int requests_ = 0;
   absl::Duration recheck_patience_ = absl::Minutes(10);
   absl::Duration retry_backoff_;
+  std::atomic<uint64_t> free_disk_space_ = UINT64_MAX;
   std::atomic<int> publishings_ = 0;
   std::atomic<int> publish_errors_ = 0;  // still to come
   int publish_errno_ = EIO;
@@ -363,6 +365,18 @@ TEST_F(CoordinatorTest, RequestWithOtherSettingsThanTheRunningJobSaysHowToChange
   EXPECT_EQ(changed.name(), job.name());
   EXPECT_EQ(changed.priority(), 3);
   EXPECT_EQ(changed.audit_fraction(), 0.5);
+  // A request that does not speak of audits keeps them, one that says none does not.
+  for (const bool says : {false, true}) {
+    grpc::ClientContext again_context;
+    ASSERT_TRUE(jobs_->PauseJob(&again_context, pause, &paused).ok());
+    CreateJobRequest silent = Request();
+    silent.set_request_id(absl::StrCat("silent ", says));
+    if (says) silent.set_audit_fraction(0);
+    const Job resumed = MustCreate(silent);
+    EXPECT_EQ(resumed.name(), job.name());
+    EXPECT_EQ(resumed.audit_fraction(), says ? 0 : 0.5);
+    EXPECT_EQ(resumed.progress().tasks_to_audit(), says ? 0 : changed.progress().tasks_to_audit());
+  }
 }
 
 TEST_F(CoordinatorTest, SyntheticOutputIsRecognisedAndMayBeReplaced) {
@@ -538,6 +552,36 @@ TEST_F(CoordinatorTest, SourceThatChangedBetweenRunsIsNoticedBeforeAnythingIsReu
   EXPECT_THAT(failed.error().message(), HasSubstr("model-00002-of-00003.safetensors"));
   Job refused;
   EXPECT_EQ(Create(Request(), &refused).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+TEST_F(CoordinatorTest, WorkerThatSaysTheSourceChangedIsBelievedOnlyIfItDid) {
+  const Job job = MustCreate(Request());
+  const auto report = [this](quern::v1::FailureReason reason) {
+    const DesiredAttempt attempt = NextGrant(Worker());
+    SynchronizeRequest request = Worker();
+    request.set_slots(0);
+    quern::v1::AttemptStatus& status = *request.add_attempts();
+    *status.mutable_id() = attempt.id();
+    status.set_state(quern::v1::AttemptStatus::FAILED);
+    status.mutable_failure()->set_reason(reason);
+    status.mutable_failure()->set_message("so I say");
+    Sync(request);
+  };
+  report(quern::v1::SOURCE_CHANGED);
+  EXPECT_EQ(Get(job.name()).state(), Job::RUNNING);
+  report(quern::v1::DISK_FULL);
+  EXPECT_EQ(Get(job.name()).state(), Job::RUNNING) << "there is room";
+  for (int i = 1; i <= 3; ++i) {
+    const std::string shard = JoinPath(source_, absl::StrCat("model-0000", i, "-of-00003.safetensors"));
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::string content, ReadFileToString(shard));
+    QUERN_ASSERT_OK(WriteFileDurably(shard, content + "x"));
+  }
+  report(quern::v1::SOURCE_CHANGED);
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "SOURCE_CHANGED");
+  EXPECT_THAT(failed.error().message(),
+              testing::AllOf(HasSubstr("source file " + source_ + "/model-0000"), HasSubstr("its size changed from")));
 }
 
 TEST_F(CoordinatorTest, FilesThatAreAwayAfterARestartAreWaitedFor) {
@@ -814,6 +858,7 @@ TEST_F(CoordinatorTest, MissingRootNamesItsFlag) {
 
 TEST_F(CoordinatorTest, FullDiskReportedByAWorkerFailsTheJobAndItCompletesLater) {
   const Job job = MustCreate(Request());
+  free_disk_space_ = Get(job.name()).plan().output_bytes() - 1;
   const DesiredAttempt attempt = NextGrant(Worker());
   SynchronizeRequest failed = Worker();
   failed.set_slots(0);

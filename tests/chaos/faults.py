@@ -221,7 +221,9 @@ class DiskFull(Fault):
         super().__init__(at)
         self.disk = random.choice(["output", "state"])
         self.lasts = random.uniform(0.2, 1.5)
-        self.grants = len(setup.workers)
+        # When the coordinator looks there may be room again: then it is a failure of the task.
+        self.failures = 1
+        self.grants = 2 * len(setup.workers)
         self.may_fail = ("DISK_FULL",) if self.disk == "output" else ()
 
     def ballast(self, farm):

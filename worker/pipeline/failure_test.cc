@@ -1,4 +1,7 @@
+#include <errno.h>
+
 #include "absl/strings/str_cat.h"
+#include "base/file.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "worker/pipeline/run_task.h"
@@ -14,6 +17,7 @@ TEST(FailureTest, ReasonsFollowTheCode) {
       {absl::ResourceExhaustedError("mmap: Cannot allocate memory"), quern::v1::OUT_OF_MEMORY},
       {absl::InvalidArgumentError("NaN"), quern::v1::BAD_INPUT},
       {absl::DataLossError("read f"), quern::v1::IO_ERROR},
+      {ErrnoToStatus(ESTALE, "read", "f"), quern::v1::IO_ERROR},
       {absl::NotFoundError("open f"), quern::v1::IO_ERROR},
       {absl::AlreadyExistsError("open f"), quern::v1::OUTPUT_EXISTS},
       {absl::InternalError("x"), quern::v1::INTERNAL},

@@ -1,5 +1,6 @@
 // Tasks whose files are not where the plan says: mapped, fetched, sent away, or copies.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <deque>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/byte_size.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/mutex.h"
@@ -253,6 +255,58 @@ TEST_F(RemoteFilesTest, CopiesOfTheSourceAreKnownByTheirContent) {
   const absl::Status status = Fails(task, Options());
   EXPECT_EQ(FailureOf(status).reason(), quern::v1::SOURCE_CHANGED);
   EXPECT_THAT(std::string(status.message()), HasSubstr("its content is another one"));
+}
+
+TEST_F(RemoteFilesTest, CopiesAreReadAsAWholeWhereThePlanHasTheDigestOfAll) {
+  ShardTask task(dir_.path());
+  task.AddBytes(1 * kMiB);
+  task.Copy("all", 0, 5000);
+  task.Finish();
+  quern::v1::SourceFile& file = *task.spec().mutable_source_files(0);
+  std::string samples;
+  const std::vector<uint64_t> offsets = checkpoint::SampleOffsets(task.source().size());
+  for (const uint64_t offset : offsets) samples += task.source().substr(offset, 4096);
+  file.set_sample_digest(Xxh3_128Of(samples));
+  // A byte that no sample covers.
+  ASSERT_GT(offsets[1], offsets[0] + 4096);
+  const std::string original = task.source();
+  std::string other = original;
+  other[offsets[1] - 1] ^= 1;
+
+  // Under --map, with the time of the original, as rsync leaves it.
+  QUERN_ASSERT_OK_AND_ASSIGN(const TempDir elsewhere, TempDir::Make("copies"));
+  const std::string& copies = elsewhere.path();
+  TaskOptions options = Options();
+  QUERN_ASSERT_OK(options.paths.Add(absl::StrCat(file.path(), "=", copies, "/here")));
+  const auto place = [&](const std::string& content) {
+    QUERN_ASSERT_OK(WriteFileDurably(JoinPath(copies, "here"), content));
+    struct stat info;
+    ASSERT_EQ(stat(JoinPath(copies, "here").c_str(), &info), 0);
+    file.set_mtime_ns(int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec);
+    file.set_inode(info.st_ino);
+  };
+  place(other);
+  const absl::StatusOr<quern::v1::TaskResult> sampled = [&] {
+    TaskControl control;
+    return RunTask(task.spec(), options, &control);
+  }();
+  QUERN_EXPECT_OK(sampled.status()) << "samples do not show it";
+  QUERN_ASSERT_OK(RemoveFile(output_));
+  file.set_content_sha256(Sha256Of(original));
+  const absl::Status status = Fails(task, options);
+  EXPECT_EQ(FailureOf(status).reason(), quern::v1::SOURCE_CHANGED);
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr(file.path()), HasSubstr(copies + "/here"), HasSubstr("its content is another one")));
+  place(original);
+  ExpectRight(task, options);
+  QUERN_ASSERT_OK(RemoveFile(output_));
+  // Also one under its own path, with another time.
+  options = Options();
+  file.set_mtime_ns(file.mtime_ns() + 1);
+  ExpectRight(task, options);
+  QUERN_ASSERT_OK(RemoveFile(output_));
+  file.set_content_sha256(Sha256Of(other));
+  EXPECT_EQ(FailureOf(Fails(task, options)).reason(), quern::v1::SOURCE_CHANGED);
 }
 
 TEST_F(RemoteFilesTest, RefusalOfTheCoordinatorIsTheFailure) {

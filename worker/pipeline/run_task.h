@@ -39,8 +39,9 @@ struct TaskControl {
 };
 
 // Blocks. On OK the output file is complete, fsynced, and so is its directory. On an error the partial file is removed, and
-// FailureOf(status) tells the reason. A source file is the one that was planned if size, modification time and inode are the same; one
-// where only the latter two differ, as a copy on this machine would, if header and samples have the planned digests.
+// FailureOf(status) tells the reason. A source file is the one that was planned if size, header, modification time and inode are the same;
+// one where only the latter two differ, as a copy on this machine would, if its samples have the planned digest. Where the plan has a digest
+// of the whole content (--verify-source), such a file, and any that `paths` leads to, is read as a whole and must have that.
 absl::StatusOr<quern::v1::TaskResult> RunTask(const quern::v1::TaskSpec& spec, const TaskOptions& options, TaskControl* control);
 
 // The failure that a status of RunTask stands for: reason from a payload set where the error arose, else from the code (RESOURCE_EXHAUSTED

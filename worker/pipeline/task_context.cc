@@ -30,23 +30,36 @@ absl::Status Changed(const quern::v1::SourceFile& file, absl::string_view what) 
                      quern::v1::SOURCE_CHANGED);
 }
 
-absl::Status CheckHeader(const quern::v1::SourceFile& file, const SourceHandle& handle) {
-  if (file.header_sha256().empty()) return absl::OkStatus();
-  if (file.header_size() > handle.size) return Changed(file, "it is shorter than its header");
-  std::vector<char> buffer(std::min<uint64_t>(file.header_size(), kMiB));
+// SHA-256 of the file's first `size` bytes; CANCELLED when the task is stopped meanwhile.
+absl::StatusOr<std::string> HashBeginning(const SourceHandle& handle, uint64_t size, const TaskControl& control) {
+  std::vector<char> buffer(std::min<uint64_t>(size, kMiB));
   Sha256 sha;
-  for (uint64_t offset = 0; offset < file.header_size(); offset += buffer.size()) {
-    const uint64_t size = std::min<uint64_t>(buffer.size(), file.header_size() - offset);
-    QUERN_RETURN_IF_ERROR(ReadExactly(handle.fd.get(), offset, buffer.data(), size, file.path()));
-    sha.Update(buffer.data(), size);
+  for (uint64_t offset = 0; offset < size; offset += buffer.size()) {
+    if (control.stop) return absl::CancelledError("the task was stopped");
+    const uint64_t part = std::min<uint64_t>(buffer.size(), size - offset);
+    QUERN_RETURN_IF_ERROR(ReadExactly(handle.fd.get(), offset, buffer.data(), part, handle.path));
+    sha.Update(buffer.data(), part);
   }
-  if (sha.Finish() != file.header_sha256()) return Changed(file, "its header changed");
-  return absl::OkStatus();
+  return sha.Finish();
 }
 
-// Whether a file with another inode or modification time than planned has the planned samples: a copy.
-absl::Status CheckSamples(const quern::v1::SourceFile& file, const SourceHandle& handle, absl::string_view difference) {
-  if (file.sample_digest().empty()) return Changed(file, difference);
+absl::Status CheckHeader(const quern::v1::SourceFile& file, const SourceHandle& handle, const TaskControl& control) {
+  if (file.header_sha256().empty()) return absl::OkStatus();
+  if (file.header_size() > handle.size) return Changed(file, "it is shorter than its header");
+  QUERN_ASSIGN_OR_RETURN(const std::string sha256, HashBeginning(handle, file.header_size(), control));
+  return sha256 == file.header_sha256() ? absl::OkStatus() : Changed(file, "its header changed");
+}
+
+// Whether what may be a copy of the planned file has its bytes: all of them where the plan has their digest, else the planned samples.
+// `how`: why it may be a copy.
+absl::Status CheckContent(const quern::v1::SourceFile& file, const SourceHandle& handle, absl::string_view how,
+                          const TaskControl& control) {
+  const absl::Status other = Changed(file, absl::StrCat(how, ", and its content is another one"));
+  if (!file.content_sha256().empty()) {
+    QUERN_ASSIGN_OR_RETURN(const std::string sha256, HashBeginning(handle, handle.size, control));
+    return sha256 == file.content_sha256() ? absl::OkStatus() : other;
+  }
+  if (file.sample_digest().empty()) return Changed(file, how);
   constexpr uint64_t kSampleSize = 4096;
   std::string samples;
   for (const uint64_t offset : checkpoint::SampleOffsets(handle.size)) {
@@ -55,8 +68,7 @@ absl::Status CheckSamples(const quern::v1::SourceFile& file, const SourceHandle&
     QUERN_RETURN_IF_ERROR(ReadExactly(handle.fd.get(), offset, sample, size, handle.path));
     samples.append(sample, size);
   }
-  if (Xxh3_128Of(samples) != file.sample_digest()) return Changed(file, absl::StrCat(difference, ", and its content is another one"));
-  return absl::OkStatus();
+  return Xxh3_128Of(samples) == file.sample_digest() ? absl::OkStatus() : other;
 }
 
 // Whether a view is likely to be gathered: its elements do not follow each other, or its rows are far apart.
@@ -221,12 +233,19 @@ absl::Status TaskContext::AddSource(const quern::v1::SourceFile& file) {
   QUERN_ASSIGN_OR_RETURN(const Identity identity, IdentityOf(handle));
   if (handle.size != file.size()) return Changed(file, absl::StrCat("its size changed from ", file.size(), " to ", handle.size));
   if (!handle.fetched) {
-    QUERN_RETURN_IF_ERROR(CheckHeader(file, handle));
+    QUERN_RETURN_IF_ERROR(CheckHeader(file, handle, *control_));
+    std::string how;
     if (file.mtime_ns() != 0 && identity.mtime_ns != file.mtime_ns()) {
-      QUERN_RETURN_IF_ERROR(CheckSamples(file, handle, "it was modified"));
+      how = "it was modified";
     } else if (file.inode() != 0 && identity.inode != file.inode()) {
-      QUERN_RETURN_IF_ERROR(CheckSamples(file, handle, "it was replaced"));
+      how = "it was replaced";
     }
+    // Time and number of a file prove little on another filesystem.
+    const std::string here = options_.paths.Apply(file.path());
+    if (here != file.path() && (!how.empty() || !file.content_sha256().empty())) {
+      how = absl::StrCat(how.empty() ? "it" : how, how.empty() ? " is " : " or is ", here, " on this worker");
+    }
+    if (!how.empty()) QUERN_RETURN_IF_ERROR(CheckContent(file, handle, how, *control_));
   }
   sources_.push_back(std::move(handle));
   identities_.push_back(identity);
