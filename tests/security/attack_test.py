@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import gzip
+import json
 import os
 import re
 import resource
@@ -323,6 +324,32 @@ def inspect_by_hand(coordinator, path):
     return http2.grpc_message(connection.text[1])
 
 
+def results_hold_nothing_else(coordinator):
+    """Who may read results gets the files that their manifest lists, by their names there, and nothing by any other."""
+    code, listed, err = coordinator.quern("jobs", "--json", token=coordinator.tokens["read"])
+    check(code == 0, err)
+    job = next(job["name"] for job in json.loads(listed)["jobs"] if job["state"] == "SUCCEEDED")
+
+    def read(name, token):
+        connection = http2.Connection(coordinator.connect(coordinator.client)).start()
+        connection.call(1, http2.grpc_headers("/quern.v1.Data/ReadResult", coordinator.tokens[token]))
+        connection.socket.sendall(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(text_field(1, job) + text_field(2, name))))
+        check(connection.until_ended(1), "the connection was closed")
+        connection.socket.close()
+        sent = connection.data.get(1, 0)
+        return sent, b"" if sent else http2.grpc_message(connection.text[1])
+
+    sent, text = read("config.json", "read")
+    check(sent > 0, f"config.json was not sent: {text}")
+    for name in ["", ".", "..", "../src/config.json", "./config.json", "/etc/passwd", f"{coordinator.outside}/secret.txt", ".quern/run.json",
+                 "config.json/", "config.json\0", "config.json\0/../x", "%2e%2e/src/config.json", "..%2fsrc%2fconfig.json", "\u2025/src/config.json",
+                 "CONFIG.JSON", "a" * 5000]:
+        sent, text = read(name, "read")
+        check(sent == 0 and b"no file" in text, f"{name[:50]!r} was answered with {sent} bytes: {text[:200]}")
+    sent, text = read("config.json", "worker")
+    check(sent == 0 and b"needs read" in text, f"a worker's token got {sent} bytes of a result: {text}")
+
+
 def races_do_not_lead_out(coordinator):
     """A directory below the root and a link that leads out change places all the time while jobs are given that write there."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -535,6 +562,26 @@ def one_client_does_not_take_all(sandbox, source):
     coordinator.stop()
 
 
+def all_of_it_is_logged(coordinator):
+    """After the attacks above: a line of each kind of refusal, that says who and why."""
+    log = coordinator.text()
+    for what, line in [
+            ("no token", r'audit event=refused who=remote certificate=laptop from=remote method=/quern.v1.Jobs/ListJobs reason="this coordinator asks'),
+            ("a wrong token", r'audit event=refused who=remote certificate=laptop \S+ method=/quern.v1.Jobs/ListJobs reason="the token is none of'),
+            ("no token at the socket", rf'audit event=refused who=uid:{os.getuid()} \S+ \S+ method=/quern.v1.Jobs/ListJobs reason="this coordinator'),
+            ("a role too low", r'audit event=refused who=token:read-token .*method=/quern.v1.Jobs/CreateJob reason=.*has the role read'),
+            ("a method that there is not", r'audit event=refused .*method=/quern.v1.Jobs/NoSuchMethod reason="there is no such method'),
+            ("a foreign or expired certificate", r"grpc: Handshake failed .*certificate verify failed"),
+            ("no certificate", r"grpc: Handshake failed .*peer did not return a certificate"),
+            ("no TLS", r"grpc: Handshake failed .*(wrong version number|http request|packet length too long)"),
+            ("an output outside", r"audit event=call who=token:submit-token .*method=CreateJob output=\S+/outside/new result=PERMISSION_DENIED"),
+            ("a source outside", r"audit event=call who=token:submit-token .*method=InspectCheckpoint result=PERMISSION_DENIED"),
+            ("too much metadata", r'audit event=refused .*reason="the call has more than 16384 bytes of metadata"'),
+            ("a compressed message", r"grpc: Compression algorithm 'gzip' is disabled"),
+            ("connections", r"audit event=connection listener=\S+ from=ipv4:127\.0\.0\.1:\d+")]:
+        check(re.search(line, log), f"{what} is not in the log")
+
+
 def secrets_are_reloaded(coordinator):
     """New tokens and a new certificate, without a restart; a broken file changes nothing."""
     old, new = coordinator.tokens["read"], secrets.token_hex(32)
@@ -643,9 +690,12 @@ def main():
         run(local_users_are_named, sandbox, source)
     with Sandbox(programs) as sandbox:
         coordinator = Coordinator(sandbox, source, ["--stream-timeout", "2s", "--metrics-listen", "127.0.0.1:0"])
-        for part in [strangers_are_refused, tokens_are_needed, a_worker_joins, paths_stay_below_the_roots, races_do_not_lead_out,
-                     messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded, metrics_let_nobody_in]:
+        for part in [strangers_are_refused, tokens_are_needed, a_worker_joins, paths_stay_below_the_roots, results_hold_nothing_else,
+                     races_do_not_lead_out, messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded,
+                     metrics_let_nobody_in]:
             run(part, coordinator)
+        if arguments.only is None:
+            all_of_it_is_logged(coordinator)
         log = coordinator.text()
         for role, token in coordinator.tokens.items():
             check(token not in log, f"the log holds the {role} token")
