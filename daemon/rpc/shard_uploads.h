@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -13,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/file.h"
+#include "base/held_directory.h"
 #include "base/mutex.h"
 
 namespace quern::daemon {
@@ -52,6 +54,7 @@ class ShardUpload {
 
   const std::string path_;
   Mutex mutex_;
+  std::optional<HeldDirectory> directory_ QUERN_GUARDED_BY(mutex_);  // where the file was opened
   UniqueFd fd_ QUERN_GUARDED_BY(mutex_);
   bool made_ QUERN_GUARDED_BY(mutex_) = false;  // there is a file
   bool gone_ QUERN_GUARDED_BY(mutex_) = false;  // finished or abandoned
