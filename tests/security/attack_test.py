@@ -383,6 +383,72 @@ def races_do_not_lead_out(coordinator):
     print(f"  races: {swaps[0]} exchanges, {accepted} jobs accepted, {refused} refused, nothing outside")
 
 
+def contents(directory):
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(directory.rglob("*"))}
+
+
+def planted_links_lead_nowhere(coordinator):
+    """While jobs are written, their outputs and directories in them change places with links to a directory of somebody else below the same
+    root. Neither the coordinator nor a worker that writes there itself changes anything in it, and the jobs end well once that is over."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    victim, link, token = coordinator.root / "victim", coordinator.root / "planted", coordinator.tokens["submit"]
+    for name in ["", "attempts", "publish", ".quern", ".quern/attempts", ".quern/publish"]:
+        (victim / name).mkdir(exist_ok=True)
+        for file in ["0.1", "1.1", "2.1", "0", "1", "sight", "config.json", "run.json"]:
+            (victim / name / file).write_text("mine")
+    link.symlink_to(victim)
+    untouched = contents(victim)
+    worker = coordinator.sandbox.start([
+        coordinator.sandbox.programs.worker, "--server", f"127.0.0.1:{coordinator.port}", "--memory", "64MiB", "--threads", "1", "--name", "writer",
+        *coordinator.tls_flags(), "--token-file", coordinator.file_of(coordinator.tokens["worker"])])
+    swaps, failed = 0, 0
+    shards = ["--max-shard-size", "512KiB"]
+
+    def exchange(place):
+        return libc.renameat2(-100, str(place).encode(), -100, str(link).encode(), 2) == 0
+
+    for i in range(6):
+        out = coordinator.root / f"planted-out{i}"
+        done = threading.Event()
+
+        def attack(places):
+            nonlocal swaps
+            turn = 0
+            while not done.wait(0.005):
+                place = places[turn % len(places)]
+                turn += 1
+                if exchange(place):
+                    swaps += 1
+                    time.sleep(0.02)
+                    if not exchange(place) and not link.is_symlink():
+                        # The link was removed as what it took the place of would have been.
+                        shutil.rmtree(link)
+                        link.symlink_to(victim)
+
+        attacker = threading.Thread(target=attack, args=([out, out / ".quern", out / ".quern" / "attempts"],))
+        attacker.start()
+        try:
+            code, _, err = coordinator.quern("submit", coordinator.root / "src", "-o", out, *JOB, *shards, token=token)
+            if code != 0 and i % 2:
+                job = re.search(r"jobs/\d+", err)
+                if job:
+                    coordinator.quern("delete", job[0], token=token)
+        finally:
+            done.set()
+            attacker.join()
+        check(contents(victim) == untouched, f"job {i} ({code} {err}) changed what a link led to: "
+              f"{sorted({name for name, _ in contents(victim).items() ^ untouched.items()})}")
+        failed += code != 0
+        if code != 0:
+            check("symbolic link" in err or "No such file" in err, f"job {i}: {err}")
+            code, _, err = coordinator.quern("submit", coordinator.root / "src", "-o", out, *JOB, *shards, token=token)
+        check(code == 0 and (out / "quern_manifest.json").exists(), f"job {i} did not end well without the links: {code} {err}")
+    worker.send_signal(signal.SIGTERM)
+    check(worker.wait(timeout=60) == 0, "the worker did not leave")
+    check(swaps > 30 and failed > 0, f"{swaps} exchanges, {failed} jobs failed of them: no attack")
+    print(f"  planted links: {swaps} exchanges, {failed} of 6 jobs failed at first, nothing changed behind them")
+
+
 def messages_are_limited(coordinator):
     """Oversized messages, bombs, endless headers and frames that are none."""
     submit, read = coordinator.tokens["submit"], coordinator.tokens["read"]
@@ -633,6 +699,9 @@ def metrics_let_nobody_in(coordinator):
     check(refused and int(refused[1]) > 0, "the calls without a token are not counted")
     for secret in [*coordinator.tokens.values(), str(coordinator.root), "laptop"]:
         check(secret.encode() not in figures, f"the metrics hold {secret}")
+    for page in [b"/healthz", b"/readyz"]:
+        answer = ask(b"GET " + page + b" HTTP/1.0\r\n\r\n")
+        check(answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\nok\n"), f"{page}: {answer}")
     for request in [b"GET /../../../../etc/passwd HTTP/1.0\r\n\r\n", b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.0\r\n\r\n",
                     b"GET / HTTP/1.0\r\n\r\n", b"PUT /x HTTP/1.0\r\nContent-Length: 4\r\n\r\nabcd", b"\0" * 4096,
                     b"GET /metrics HTTP/1.0\r\nX: " + b"x" * (8 * MIB)]:
@@ -691,7 +760,7 @@ def main():
     with Sandbox(programs) as sandbox:
         coordinator = Coordinator(sandbox, source, ["--stream-timeout", "2s", "--metrics-listen", "127.0.0.1:0"])
         for part in [strangers_are_refused, tokens_are_needed, a_worker_joins, paths_stay_below_the_roots, results_hold_nothing_else,
-                     races_do_not_lead_out, messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded,
+                     races_do_not_lead_out, planted_links_lead_nowhere, messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded,
                      metrics_let_nobody_in]:
             run(part, coordinator)
         if arguments.only is None:
