@@ -411,21 +411,18 @@ def planted_links_lead_nowhere(coordinator):
         out = coordinator.root / f"planted-out{i}"
         done = threading.Event()
 
-        def attack(places):
+        def attack(place):
             nonlocal swaps
-            turn = 0
             while not done.wait(0.005):
-                place = places[turn % len(places)]
-                turn += 1
                 if exchange(place):
                     swaps += 1
                     time.sleep(0.02)
-                    if not exchange(place) and not link.is_symlink():
-                        # The link was removed as what it took the place of would have been.
-                        shutil.rmtree(link)
+                    if not exchange(place):
+                        # The link was removed, as what it took the place of would have been.
+                        link.rename(coordinator.root / f"planted-gone{swaps}")
                         link.symlink_to(victim)
 
-        attacker = threading.Thread(target=attack, args=([out, out / ".quern", out / ".quern" / "attempts"],))
+        attacker = threading.Thread(target=attack, args=([out / ".quern" / "attempts", out / ".quern", out][i % 3],))
         attacker.start()
         try:
             code, _, err = coordinator.quern("submit", coordinator.root / "src", "-o", out, *JOB, *shards, token=token)
@@ -445,7 +442,7 @@ def planted_links_lead_nowhere(coordinator):
         check(code == 0 and (out / "quern_manifest.json").exists(), f"job {i} did not end well without the links: {code} {err}")
     worker.send_signal(signal.SIGTERM)
     check(worker.wait(timeout=60) == 0, "the worker did not leave")
-    check(swaps > 30 and failed > 0, f"{swaps} exchanges, {failed} jobs failed of them: no attack")
+    check(swaps >= 6 and failed > 0, f"{swaps} exchanges, {failed} jobs failed of them: no attack")
     print(f"  planted links: {swaps} exchanges, {failed} of 6 jobs failed at first, nothing changed behind them")
 
 
