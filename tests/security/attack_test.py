@@ -561,8 +561,8 @@ def floods_are_bounded(sandbox, source):
                 connection = socket.create_connection(("127.0.0.1", coordinator.port), 30)
             else:
                 connection = socket.socket(socket.AF_UNIX)
+                connection.connect(str(coordinator.socket))  # waits while the backlog is full, which one with a timeout does not
                 connection.settimeout(30)
-                connection.connect(str(coordinator.socket))
             idle.append(connection)
         descriptors = len(os.listdir(f"/proc/{coordinator.process.pid}/fd"))
         check(descriptors < 1000 + 300, f"the coordinator has {descriptors} descriptors")
