@@ -1,7 +1,11 @@
 #include <CLI/CLI.hpp>
+#include <string>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "client/commands/command.h"
+#include "client/exit_code.h"
 #include "client/job_options.h"
 #include "client/job_report.h"
 #include "client/paths.h"
@@ -49,7 +53,12 @@ class SynthCommand : public Command {
     synthesize.set_hidden(hidden_);
     synthesize.set_intermediate(intermediate_);
     synthesize.set_vocab(vocab_);
-    synthesize.set_seed(seed_);
+    // CLI11 takes -1, and what is too large, as some other number.
+    uint64_t seed = 0;
+    if (seed_.find_first_not_of("0123456789") != std::string::npos || !absl::SimpleAtoi(seed_, &seed)) {
+      return UsageError(absl::StrCat("--seed: \"", seed_, "\" is no number from 0 to 18446744073709551615"));
+    }
+    synthesize.set_seed(seed);
     synthesize.set_dtype(dtype_);
     synthesize.set_overwrite(overwrite_);
     QUERN_ASSIGN_OR_RETURN(const uint64_t shard_size, ParseSizeOption("--max-shard-size", max_shard_size_));
@@ -67,7 +76,7 @@ class SynthCommand : public Command {
   uint32_t hidden_ = 0;
   uint32_t intermediate_ = 0;
   uint32_t vocab_ = 0;
-  uint64_t seed_ = 0;
+  std::string seed_ = "0";
   std::string dtype_ = "BF16";
   std::string max_shard_size_ = "2GiB";
   bool overwrite_ = false;
