@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file_roots.h"
+#include "base/held_directory.h"
 #include "base/status_macros.h"
 
 namespace quern {
@@ -59,11 +60,14 @@ absl::Status EmptyDirectory(UniqueFd directory, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status NoRegularFile(const std::string& path) { return absl::InvalidArgumentError(absl::StrCat(path, " is no regular file")); }
+absl::Status LinkInTheWay(absl::string_view call, absl::string_view path) {
+  return absl::PermissionDeniedError(absl::StrCat(call, " ", path, ": a symbolic link is in the way, and none is followed to an output"));
+}
 
 }  // namespace
 
 absl::Status ErrnoToStatus(int error, absl::string_view call, absl::string_view path) {
+  if (error == ELOOP && RefusesLinks(std::string(path))) return LinkInTheWay(call, path);
   const std::string message = absl::StrCat(call, " ", path, ": ", strerror(error));
   switch (error) {
     case ENOSPC:
@@ -114,19 +118,7 @@ absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags, mode_t mod
     if (!directory) return ErrnoToStatus(errno, "open", path);
     return directory;
   }
-  UniqueFd file(ConfinedOpen(path, flags | O_NONBLOCK, mode));
-  // ENXIO: a socket, or a FIFO that nobody reads.
-  if (!file && errno == ENXIO) return NoRegularFile(path);
-  if (!file) return ErrnoToStatus(errno, "open", path);
-  struct stat info;
-  if (fstat(file.get(), &info) != 0) return ErrnoToStatus(errno, "stat", path);
-  if (!S_ISREG(info.st_mode)) return NoRegularFile(path);
-  // io_uring would take O_NONBLOCK as a wish for EAGAIN where a disk has to be waited for.
-  if ((flags & O_NONBLOCK) == 0) {
-    const int status = fcntl(file.get(), F_GETFL);
-    if (status < 0 || fcntl(file.get(), F_SETFL, status & ~O_NONBLOCK) != 0) return ErrnoToStatus(errno, "fcntl", path);
-  }
-  return file;
+  return TakeRegular(UniqueFd(ConfinedOpen(path, flags | O_NONBLOCK, mode)), flags, path);
 }
 
 absl::Status ReadExactly(int fd, uint64_t offset, void* data, size_t size, absl::string_view path) {
@@ -200,14 +192,13 @@ absl::Status WriteFileDurably(const std::string& path, absl::string_view content
 
 absl::Status SyncDirectory(const std::string& directory) {
   QUERN_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(directory, O_RDONLY | O_DIRECTORY));
-  // Some filesystems (9p, FUSE) cannot sync a directory and say EINVAL; their renames are as durable as they get.
-  if (fsync(fd.get()) != 0 && errno != EINVAL) return ErrnoToStatus(errno, "fsync", directory);
-  return absl::OkStatus();
+  return SyncOpenDirectory(fd.get(), directory);
 }
 
 absl::Status RenameFile(const std::string& from, const std::string& to) {
-  if (ConfinedRename(from, to) != 0) return ErrnoToStatus(errno, absl::StrCat("rename ", from, " to"), to);
-  return absl::OkStatus();
+  if (ConfinedRename(from, to) == 0) return absl::OkStatus();
+  if (errno == ELOOP && RefusesLinks(from)) return LinkInTheWay("rename", from);
+  return ErrnoToStatus(errno, absl::StrCat("rename ", from, " to"), to);
 }
 
 absl::Status RemoveFile(const std::string& path) {
@@ -219,8 +210,9 @@ absl::Status MakeDirectories(const std::string& path, mode_t mode) {
   if (ConfinedMkdir(path, mode) == 0) return absl::OkStatus();
   if (errno == EEXIST) {
     struct stat info;
-    if (ConfinedStat(path, &info) == 0 && S_ISDIR(info.st_mode)) return absl::OkStatus();
-    return ErrnoToStatus(EEXIST, "mkdir", path);
+    const bool found = ConfinedStat(path, &info) == 0;
+    if (found && S_ISDIR(info.st_mode)) return absl::OkStatus();
+    return ErrnoToStatus(!found && errno == ELOOP ? ELOOP : EEXIST, "mkdir", path);
   }
   if (errno != ENOENT || DirName(path) == path) return ErrnoToStatus(errno, "mkdir", path);
   QUERN_RETURN_IF_ERROR(MakeDirectories(DirName(path), mode));

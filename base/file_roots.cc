@@ -11,11 +11,14 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <list>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
 
 namespace quern {
 namespace {
@@ -25,11 +28,6 @@ constexpr int kMostLinks = 40;     // as in the kernel
 constexpr int kRaceRetries = 128;  // openat2 gives up with EAGAIN when something was renamed meanwhile
 
 std::atomic<const FileRoots*> confinement{nullptr};
-
-const FileRoots* ConfinementOf(const std::string& path) {
-  const FileRoots* const roots = confinement.load(std::memory_order_acquire);
-  return roots != nullptr && roots->Holds(path) ? roots : nullptr;
-}
 
 bool Creates(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
 
@@ -41,12 +39,13 @@ int OpenRetrying(int directory, const std::string& name, int flags, mode_t mode)
   return fd;
 }
 
-int OpenBeneath(int directory, const std::string& name, int flags, mode_t mode) {
+int OpenBeneath(int directory, const std::string& name, int flags, mode_t mode, FileRoots::Links links) {
   struct open_how how;
   memset(&how, 0, sizeof(how));
   how.flags = static_cast<unsigned>(flags | O_CLOEXEC);
   how.mode = Creates(flags) ? mode : 0;
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS;
+  if (links == FileRoots::Links::kRefuse) how.resolve |= RESOLVE_NO_SYMLINKS;
   long fd = -1;
   for (int i = 0; i < kRaceRetries; ++i) {
     fd = syscall(SYS_openat2, directory, name.c_str(), &how, sizeof(how));
@@ -67,6 +66,67 @@ bool IsBelow(absl::string_view path, absl::string_view root, std::string* rest) 
   return true;
 }
 
+// Of all LinklessTrees.
+struct Tree {
+  std::string path;
+  std::shared_ptr<const FileRoots> roots;
+};
+
+class Trees {
+ public:
+  std::list<Tree>::const_iterator Add(Tree tree) {
+    MutexLock lock(&mutex_);
+    ++count_;
+    return trees_.insert(trees_.end(), std::move(tree));
+  }
+  void Remove(std::list<Tree>::const_iterator tree) {
+    MutexLock lock(&mutex_);
+    --count_;
+    trees_.erase(tree);
+  }
+  // Whether `path` is in a tree or on the way to one. `roots` are those that hold it, nullptr when none do yet.
+  bool Find(const std::string& path, std::shared_ptr<const FileRoots>* roots) {
+    if (count_ == 0) return false;
+    std::string rest;
+    MutexLock lock(&mutex_);
+    for (const Tree& tree : trees_) {
+      if (!IsBelow(path, tree.path, &rest) && !IsBelow(tree.path, path, &rest)) continue;
+      if (!tree.roots->Holds(path)) continue;
+      *roots = tree.roots;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  std::atomic<size_t> count_{0};
+  Mutex mutex_;
+  std::list<Tree> trees_ QUERN_GUARDED_BY(mutex_);
+};
+
+Trees& AllTrees() {
+  static auto* const trees = new Trees;
+  return *trees;
+}
+
+// How a path is to be looked up; `roots` is nullptr where nobody says.
+struct Rule {
+  const FileRoots* roots = nullptr;
+  FileRoots::Links links = FileRoots::Links::kFollow;
+  std::shared_ptr<const FileRoots> held;
+};
+
+Rule RuleOf(const std::string& path) {
+  Rule rule;
+  if (AllTrees().Find(path, &rule.held)) {
+    rule.roots = rule.held.get();
+    rule.links = FileRoots::Links::kRefuse;
+  }
+  const FileRoots* const confined = confinement.load(std::memory_order_acquire);
+  if (confined != nullptr && confined->Holds(path)) rule.roots = confined;
+  return rule;
+}
+
 // A directory and a name in it, for calls that take both.
 struct Entry {
   UniqueFd held;
@@ -81,8 +141,8 @@ int EscapeToAccess(int result) {
 
 // The last name of `path` is not followed. 0, or -1 and errno.
 int EntryOf(const std::string& path, Entry* entry) {
-  const FileRoots* const roots = ConfinementOf(path);
-  if (roots == nullptr) {
+  const Rule rule = RuleOf(path);
+  if (rule.roots == nullptr) {
     entry->name = path;
     return 0;
   }
@@ -92,11 +152,11 @@ int EntryOf(const std::string& path, Entry* entry) {
     errno = EACCES;
     return -1;
   }
-  if (!roots->Holds(parent) || entry->name.empty()) {  // a root itself
+  if (!rule.roots->Holds(parent) || entry->name.empty()) {  // a root itself
     parent = path;
     entry->name = kHere;
   }
-  entry->held = UniqueFd(EscapeToAccess(roots->OpenFile(parent, O_PATH | O_DIRECTORY, 0)));
+  entry->held = UniqueFd(EscapeToAccess(rule.roots->OpenFile(parent, O_PATH | O_DIRECTORY, 0, rule.links)));
   if (!entry->held) return -1;
   entry->directory = entry->held.get();
   return 0;
@@ -150,7 +210,7 @@ bool FileRoots::Holds(absl::string_view path) const {
 }
 
 // 0, or an error: ENOENT with `place` as far as it exists, EXDEV for what leads out.
-int FileRoots::Walk(const std::string& path, bool follow_last, Place* place) const {
+int FileRoots::Walk(const std::string& path, bool follow_last, Links links, Place* place) const {
   std::deque<Part> parts;
   const auto prepend = [&parts](absl::string_view text, bool from_link) {
     std::vector<absl::string_view> names = absl::StrSplit(text, '/', absl::SkipEmpty());
@@ -163,7 +223,7 @@ int FileRoots::Walk(const std::string& path, bool follow_last, Place* place) con
   std::vector<std::pair<UniqueFd, std::string>> below;  // the directories between the root and here
   const auto here = [&] { return below.empty() ? roots_[root].directory.get() : below.back().first.get(); };
   place->name = kHere;
-  int error = 0, links = 0;
+  int error = 0, followed = 0;
   while (!parts.empty()) {
     const Part part = std::move(parts.front());
     parts.pop_front();
@@ -187,7 +247,7 @@ int FileRoots::Walk(const std::string& path, bool follow_last, Place* place) con
     struct stat info;
     if (fstat(fd.get(), &info) != 0) return errno;
     if (S_ISLNK(info.st_mode) && (follow_last || !parts.empty())) {
-      if (++links > kMostLinks) return ELOOP;
+      if (links == Links::kRefuse || ++followed > kMostLinks) return ELOOP;
       char target[PATH_MAX];
       const ssize_t size = readlinkat(fd.get(), "", target, sizeof(target));
       if (size < 0) return errno;
@@ -221,7 +281,7 @@ int FileRoots::Walk(const std::string& path, bool follow_last, Place* place) con
   return error;
 }
 
-int FileRoots::OpenFile(const std::string& path, int flags, mode_t mode) const {
+int FileRoots::OpenFile(const std::string& path, int flags, mode_t mode, Links links) const {
   if (path.find('\0') != std::string::npos) {
     errno = EINVAL;
     return -1;
@@ -233,13 +293,13 @@ int FileRoots::OpenFile(const std::string& path, int flags, mode_t mode) const {
       errno = EXDEV;
       return -1;
     }
-    const int fd = OpenBeneath(roots_[root].directory.get(), rest.empty() ? "." : rest, flags, mode);
+    const int fd = OpenBeneath(roots_[root].directory.get(), rest.empty() ? "." : rest, flags, mode, links);
     // Kernels and sandboxes that lack the call say ENOSYS or EPERM. EXDEV is also said of absolute links, which may lead to a root.
     if (fd >= 0 || (errno != ENOSYS && errno != EPERM && errno != EXDEV && errno != EAGAIN)) return fd;
   }
   const bool follow_last = (flags & O_NOFOLLOW) == 0 && (flags & (O_CREAT | O_EXCL)) != (O_CREAT | O_EXCL);
   Place place;
-  const int error = Walk(path, follow_last, &place);
+  const int error = Walk(path, follow_last, links, &place);
   if (error == ENOENT && Creates(flags) && place.missing.size() == 1) {
     place.name = place.missing.front().name;
   } else if (error != 0) {
@@ -252,7 +312,7 @@ int FileRoots::OpenFile(const std::string& path, int flags, mode_t mode) const {
 FileRoots::Resolved FileRoots::Resolve(const std::string& path) const {
   Resolved resolved;
   Place place;
-  resolved.error = path.find('\0') != std::string::npos ? EINVAL : Walk(path, /*follow_last=*/true, &place);
+  resolved.error = path.find('\0') != std::string::npos ? EINVAL : Walk(path, /*follow_last=*/true, Links::kFollow, &place);
   resolved.path = place.real;
   if (resolved.error == 0 && place.name != ".") resolved.path = JoinPath(resolved.path, place.name);
   if (resolved.error != ENOENT) return resolved;
@@ -271,14 +331,26 @@ FileConfinement::FileConfinement(std::shared_ptr<const FileRoots> roots) : roots
 
 FileConfinement::~FileConfinement() { confinement.store(nullptr, std::memory_order_release); }
 
+absl::StatusOr<LinklessTree> LinklessTree::Open(const std::string& root, const std::string& tree) {
+  Tree entry;
+  entry.path = tree;
+  while (entry.path.size() > 1 && entry.path.back() == '/') entry.path.pop_back();
+  QUERN_ASSIGN_OR_RETURN(entry.roots, FileRoots::Open({root}));
+  if (!entry.roots->Holds(tree)) return absl::InvalidArgumentError(absl::StrCat(tree, " is no absolute path below ", root));
+  const auto place = AllTrees().Add(std::move(entry));
+  return LinklessTree(std::shared_ptr<const void>(&*place, [place](const void*) { AllTrees().Remove(place); }));
+}
+
+bool RefusesLinks(const std::string& path) { return RuleOf(path).links == FileRoots::Links::kRefuse; }
+
 int ConfinedOpen(const std::string& path, int flags, mode_t mode) {
-  const FileRoots* const roots = ConfinementOf(path);
-  if (roots == nullptr) return OpenRetrying(AT_FDCWD, path, flags, mode);
-  return EscapeToAccess(roots->OpenFile(path, flags, mode));
+  const Rule rule = RuleOf(path);
+  if (rule.roots == nullptr) return OpenRetrying(AT_FDCWD, path, flags, mode);
+  return EscapeToAccess(rule.roots->OpenFile(path, flags, mode, rule.links));
 }
 
 int ConfinedStat(const std::string& path, struct stat* info) {
-  if (ConfinementOf(path) == nullptr) return stat(path.c_str(), info);
+  if (RuleOf(path).roots == nullptr) return stat(path.c_str(), info);
   const UniqueFd fd(ConfinedOpen(path, O_PATH));
   return fd ? fstat(fd.get(), info) : -1;
 }

@@ -34,9 +34,14 @@ class FileRoots {
   // Whether `path` is spelled as a root or as something below one. Looks at no file.
   bool Holds(absl::string_view path) const;
 
+  enum class Links {
+    kFollow,  // those that stay below the roots
+    kRefuse,  // none below a root: ELOOP
+  };
+
   // open(2), with O_CLOEXEC: a descriptor, or -1 and errno, which is EXDEV for what is spelled outside of the roots or leads out of them by
-  // ".." or a link. Links that stay below the roots are followed.
-  int OpenFile(const std::string& path, int flags, mode_t mode) const;
+  // ".." or a link.
+  int OpenFile(const std::string& path, int flags, mode_t mode, Links links = Links::kFollow) const;
 
   // Where a path leads, with its links followed as far as it exists.
   struct Resolved {
@@ -62,7 +67,7 @@ class FileRoots {
   FileRoots() = default;
   // The root that `path` is spelled below, and the rest; -1 when there is none.
   int FindRoot(absl::string_view path, std::string* rest) const;
-  int Walk(const std::string& path, bool follow_last, Place* place) const;
+  int Walk(const std::string& path, bool follow_last, Links links, Place* place) const;
 
   Lookup lookup_ = Lookup::kKernel;
   std::vector<Root> roots_;
@@ -81,6 +86,23 @@ class FileConfinement {
  private:
   const std::shared_ptr<const FileRoots> roots_;
 };
+
+// While it lives, all of base/file.h and the functions below follow no link on the way to `tree`, or in it, whoever has put it there and
+// when: PERMISSION_DENIED, or ELOOP. For directories that are written to while strangers may change the names above them. `root`, above
+// `tree`, is followed itself, and what is above it not looked at: a place that the administrator has chosen. Under a FileConfinement that
+// holds `tree` its roots take the place of this one. There may be many at a time; thread-safe.
+class LinklessTree {
+ public:
+  // Both absolute; `tree` is spelled below `root`, which must exist.
+  static absl::StatusOr<LinklessTree> Open(const std::string& root, const std::string& tree);
+
+ private:
+  explicit LinklessTree(std::shared_ptr<const void> entry) : entry_(std::move(entry)) {}
+  std::shared_ptr<const void> entry_;  // in the list of all, until it goes
+};
+
+// Whether a LinklessTree says that no link is followed on the way to `path`.
+bool RefusesLinks(const std::string& path);
 
 // System calls under the confinement, if there is one. They return -1 and set errno as the calls of their names do.
 int ConfinedOpen(const std::string& path, int flags, mode_t mode = 0);

@@ -11,8 +11,10 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/file.h"
 #include "base/status_matchers.h"
@@ -67,6 +69,24 @@ TEST_P(FileRootsTest, WhatIsBelowIsOpenedThroughLinksThatStay) {
   EXPECT_EQ(Read(T("in/a/none")), "ENOENT");
   EXPECT_EQ(Read(T("in/a/file/x")), "ENOTDIR");
   EXPECT_EQ(Read(T("in/loop")), "ELOOP");
+}
+
+TEST_P(FileRootsTest, LinksAreRefusedWhereTheyAreNotWanted) {
+  const auto open = [this](const std::string& name, int flags) {
+    const UniqueFd fd(roots_->OpenFile(T(name), flags, 0600, FileRoots::Links::kRefuse));
+    return fd ? "opened" : strerrorname_np(errno);
+  };
+  EXPECT_STREQ(open("in/a/file", O_RDONLY), "opened");
+  EXPECT_STREQ(open("in/a/b/../file", O_RDONLY), "opened");
+  EXPECT_STREQ(open("in/a/new", O_WRONLY | O_CREAT | O_EXCL), "opened");
+  EXPECT_STREQ(open("in/a/none", O_RDONLY), "ENOENT");
+  for (const char* name : {"in/a/relative", "in/absolute", "in/to_other/file", "in/to_other", "in/broken", "in/loop"}) {
+    EXPECT_STREQ(open(name, O_RDONLY), "ELOOP") << name;
+  }
+  EXPECT_STREQ(open("in/to_other/new", O_WRONLY | O_CREAT | O_EXCL), "ELOOP");
+  EXPECT_STREQ(open("in/broken", O_WRONLY | O_CREAT), "ELOOP");
+  EXPECT_FALSE(FileExists(T("other/new")));
+  EXPECT_FALSE(FileExists(T("in/nothing")));
 }
 
 TEST_P(FileRootsTest, NothingLeadsOut) {
@@ -189,6 +209,103 @@ TEST(FileRootsOfEverythingTest, TheRootOfAllHoldsEverything) {
   EXPECT_EQ(roots->Resolve("/../etc/./passwd").path, "/etc/passwd");
   EXPECT_TRUE(UniqueFd(roots->OpenFile("/../etc/passwd", O_RDONLY, 0)));
   EXPECT_THAT(FileRoots::Open({"/etc/passwd"}).status(), testing::Not(IsOk()));
+}
+
+// T/tree/out is written to; T/victim has the same names.
+class LinklessTreeTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"tree/out/dir", "victim/dir"}) QUERN_ASSERT_OK(MakeDirectories(T(name)));
+    for (const char* name : {"tree/out/dir/file", "victim/dir/file"}) QUERN_ASSERT_OK(WriteFileDurably(T(name), "old"));
+    if (GetParam()) {
+      QUERN_ASSERT_OK_AND_ASSIGN(auto roots, FileRoots::Open({T("")}));
+      confinement_.emplace(std::move(roots));
+    }
+    QUERN_ASSERT_OK_AND_ASSIGN(LinklessTree tree, LinklessTree::Open("/", T("tree/out")));
+    tree_.emplace(std::move(tree));
+  }
+
+  std::string T(const std::string& name) { return JoinPath(directory_.path(), name); }
+  // A link to `target` takes the place of `name`.
+  void Plant(const std::string& target, const std::string& name) {
+    QUERN_ASSERT_OK(RenameFile(T(name), T("away")));
+    ASSERT_EQ(symlink(T(target).c_str(), T(name).c_str()), 0);
+  }
+  void Unplant(const std::string& name) {
+    ASSERT_EQ(unlink(T(name).c_str()), 0);
+    ASSERT_EQ(rename(T("away").c_str(), T(name).c_str()), 0);
+  }
+
+  TempDir directory_ = *TempDir::Make("quern-linkless-test");
+  std::optional<FileConfinement> confinement_;
+  std::optional<LinklessTree> tree_;
+};
+
+TEST_P(LinklessTreeTest, NothingIsWrittenOrRemovedBehindALink) {
+  const auto refused = StatusIs(absl::StatusCode::kPermissionDenied, testing::HasSubstr("symbolic link"));
+  for (const auto& [target, name] : {std::pair("victim/dir", "tree/out/dir"), std::pair("victim", "tree/out")}) {
+    SCOPED_TRACE(name);
+    Plant(target, name);
+    EXPECT_THAT(OpenFile(T("tree/out/dir/new"), O_WRONLY | O_CREAT), refused);
+    EXPECT_THAT(OpenFile(T("tree/out/dir/file"), O_RDONLY), refused);
+    EXPECT_THAT(WriteFileDurably(T("tree/out/dir/file"), "new"), refused);
+    EXPECT_THAT(RemoveFile(T("tree/out/dir/file")), refused);
+    EXPECT_THAT(RenameFile(T("tree/out/dir/file"), T("moved")), refused);
+    EXPECT_THAT(RenameFile(T("away"), T("tree/out/dir/moved")), refused);
+    EXPECT_THAT(MakeDirectories(T("tree/out/dir/new")), refused);
+    EXPECT_THAT(ListDirectory(T("tree/out/dir")), refused);
+    EXPECT_FALSE(FileExists(T("tree/out/dir/file")));
+    EXPECT_THAT(FileSize(T("tree/out/dir/file")), refused);
+    EXPECT_THAT(ReadFileToString(T("victim/dir/file")), IsOkAndHolds("old"));
+    EXPECT_THAT(ListDirectory(T("victim/dir")), IsOkAndHolds(testing::ElementsAre("file")));
+    Unplant(name);
+  }
+  EXPECT_THAT(ReadFileToString(T("tree/out/dir/file")), IsOkAndHolds("old"));
+  EXPECT_THAT(WriteFileDurably(T("tree/out/dir/file"), "new"), IsOk());
+  EXPECT_THAT(RemoveTree(T("tree/out")), IsOk());
+}
+
+TEST_P(LinklessTreeTest, RemovingATreeRemovesTheLinkAndNotWhatItLeadsTo) {
+  Plant("victim/dir", "tree/out/dir");
+  EXPECT_THAT(RemoveTree(T("tree/out/dir")), IsOk());
+  EXPECT_THAT(ReadFileToString(T("victim/dir/file")), IsOkAndHolds("old"));
+  ASSERT_EQ(rename(T("away").c_str(), T("tree/out/dir").c_str()), 0);
+  Plant("victim", "tree/out");
+  EXPECT_THAT(RemoveTree(T("tree/out/dir")), StatusIs(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(ReadFileToString(T("victim/dir/file")), IsOkAndHolds("old"));
+}
+
+TEST_P(LinklessTreeTest, DirectoriesAboveItAreNotMadeBehindALink) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const LinklessTree deep, LinklessTree::Open("/", T("tree/new/out")));
+  ASSERT_EQ(symlink(T("victim").c_str(), T("tree/new").c_str()), 0);
+  EXPECT_THAT(MakeDirectories(T("tree/new/out/.quern")), testing::Not(IsOk()));
+  EXPECT_THAT(ListDirectory(T("victim")), IsOkAndHolds(testing::ElementsAre("dir")));
+}
+
+TEST_P(LinklessTreeTest, OtherPathsAndLaterOnesFollowLinks) {
+  ASSERT_EQ(symlink(T("victim").c_str(), T("tree/outside").c_str()), 0);
+  EXPECT_THAT(ReadFileToString(T("tree/outside/dir/file")), IsOkAndHolds("old"));
+  Plant("victim/dir", "tree/out/dir");
+  tree_.reset();
+  EXPECT_THAT(ReadFileToString(T("tree/out/dir/file")), IsOkAndHolds("old"));
+}
+
+INSTANTIATE_TEST_SUITE_P(UnderAConfinement, LinklessTreeTest, testing::Bool());
+
+TEST(LinklessTreeRootTest, TheRootItselfMayBeALink) {
+  const TempDir directory = *TempDir::Make("quern-linkless-test");
+  QUERN_ASSERT_OK(MakeDirectories(JoinPath(directory.path(), "disk/out")));
+  const std::string mount = JoinPath(directory.path(), "mount");
+  ASSERT_EQ(symlink("disk", mount.c_str()), 0);
+  const std::string file = JoinPath(mount, "out/file");
+  {
+    QUERN_ASSERT_OK_AND_ASSIGN(const LinklessTree tree, LinklessTree::Open(mount, JoinPath(mount, "out")));
+    EXPECT_THAT(WriteFileDurably(file, "new"), IsOk());
+  }
+  QUERN_ASSERT_OK_AND_ASSIGN(const LinklessTree tree, LinklessTree::Open("/", JoinPath(mount, "out")));
+  EXPECT_THAT(OpenFile(file, O_RDONLY), StatusIs(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(LinklessTree::Open(mount, "/elsewhere"), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(LinklessTree::Open("/", "here"), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 }  // namespace

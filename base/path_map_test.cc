@@ -29,6 +29,20 @@ TEST(PathMapTest, RootMayStandOnBothSides) {
   EXPECT_EQ(above.Apply("/nfs/host"), "/");
 }
 
+TEST(PathMapTest, TheRootIsWhatTheMappingNames) {
+  PathMap map;
+  QUERN_ASSERT_OK(map.Add("/mnt/a=/data/"));
+  QUERN_ASSERT_OK(map.Add("/nfs=/"));
+  const auto root = [&map](absl::string_view path) {
+    std::string root;
+    map.Apply(path, &root);
+    return root;
+  };
+  EXPECT_EQ(root("/mnt/a/x"), "/data");
+  EXPECT_EQ(root("/nfs/x"), "/");
+  EXPECT_EQ(root("/other/x"), "/");
+}
+
 TEST(PathMapTest, EqualsSignsMayStandInPaths) {
   PathMap map;
   QUERN_ASSERT_OK(map.Add("/mnt/run=3/a=/data"));
@@ -39,6 +53,10 @@ TEST(PathMapTest, WhatIsNoMappingIsRefused) {
   PathMap map;
   for (const char* text : {"", "/a", "a=/b", "/a=b", "=", "/a="}) {
     EXPECT_THAT(map.Add(text), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("/mnt/a=/mnt/b"))) << text;
+  }
+  EXPECT_THAT(map.Add("/a=/b=/c"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not clear")));
+  for (const char* text : {"/a/../b=/c", "/a=/b/..", "/a/./b=/c", "/a=/b/.", "//a=/c", "/a//b=/c", "/a=/b//c", "/..=/a"}) {
+    EXPECT_THAT(map.Add(text), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("fits nothing"))) << text;
   }
   QUERN_ASSERT_OK(map.Add("/a=/b"));
   EXPECT_THAT(map.Add("/a/=/c"), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("twice")));

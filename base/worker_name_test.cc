@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "base/text_check.h"
 
 namespace quern {
 namespace {
@@ -32,6 +33,14 @@ TEST(WorkerName, RefusesWhatCannotBeShownOrLookedUp) {
       {"\x1b[31mred", "at byte 0"},
       {"a\x7f", "at byte 1"},
       {"a\xc2\x85", "at byte 1"},
+      {"a\u202egpj", "at byte 1"},  // shows as a, then jpg
+      {"a\u2066", "at byte 1"},
+      {"ab\u200f", "at byte 2"},
+      {"a\u200b", "at byte 1"},  // shows as a
+      {"a\u00ad", "at byte 1"},
+      {"a\u2028", "at byte 1"},
+      {"a\u00a0b", "at byte 1"},
+      {"a\U000e0041", "at byte 1"},
       {"a\xff", "no UTF-8 at byte 1"},
       {"a\xc3", "no UTF-8 at byte 1"},
   };
@@ -39,6 +48,17 @@ TEST(WorkerName, RefusesWhatCannotBeShownOrLookedUp) {
     const absl::Status status = CheckWorkerName(name);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+TEST(CordonReason, IsOneLineOfText) {
+  for (const std::string& reason :
+       std::vector<std::string>{"", "fan 2 is loud, see #31", "L\u00fcfter \u2013 \u4e2d\u6587", std::string(kMaxCordonReason, 'x')}) {
+    EXPECT_THAT(CheckCordonReason(reason), IsOk()) << reason;
+  }
+  for (const std::string& reason : std::vector<std::string>{"a\nb", "\x1b[2J", "a\tb", std::string("a\0b", 3), "a\u0085", "a\u202eb",
+                                                            "a\u2067b", "a\xff", std::string(kMaxCordonReason + 1, 'x')}) {
+    EXPECT_THAT(CheckCordonReason(reason), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the reason has"))) << reason;
   }
 }
 

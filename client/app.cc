@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/empty_option.h"
 #include "base/utf8.h"
 #include "client/commands/command.h"
 #include "client/exit_code.h"
@@ -127,7 +128,11 @@ int RunApp(std::vector<std::string> arguments, Console& console) {
     return static_cast<int>(asked ? ExitCode::kDone : ExitCode::kUsage);
   }
   for (const auto& [parser, command] : parsers) {
-    if (parser->parsed()) return static_cast<int>(RunCommand(*command, console));
+    if (!parser->parsed()) continue;
+    if (const absl::Status status = CheckNoEmptyOption(*parser); !status.ok()) {
+      return WrongUsage(UsageError(absl::StrCat(command->Name(), ": ", status.message())), json, console);
+    }
+    return static_cast<int>(RunCommand(*command, console));
   }
   return static_cast<int>(ExitCode::kUsage);
 }

@@ -56,6 +56,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Cha
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& address, const ChannelSecurity& security,
                                                               absl::Duration timeout) {
+  if (address.empty()) return UsageError("--server: the value is empty");
   if (const absl::Status usable = CheckChannelSecurity(address, security); !usable.ok()) return UsageError(usable.message());
   std::shared_ptr<grpc::Channel> channel = MakeChannel(address, security);
   if (!channel->WaitForConnected(DeadlineIn(timeout))) {

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
+#include "base/text_check.h"
+#include "base/utf8.h"
 
 namespace quern::client {
 namespace {
@@ -17,8 +18,8 @@ size_t Width(const std::string& text) {
 void Table::AddRow(std::vector<std::string> cells) {
   cells.resize(columns_.size());
   for (std::string& cell : cells) {
-    for (char& c : cell) {
-      if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = ' ';
+    for (size_t at = FindControl(cell); at != std::string::npos; at = FindControl(cell)) {
+      cell.replace(at, std::max<size_t>(1, Utf8SequenceLength(cell, at)), " ");
     }
   }
   rows_.push_back(std::move(cells));

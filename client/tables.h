@@ -17,7 +17,7 @@ class Table {
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
-  // One cell a column. Line breaks and other control characters of a cell are shown as spaces.
+  // One cell a column. Line breaks and other FindControl characters of a cell are shown as spaces.
   void AddRow(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
 

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/empty_option.h"
 #include "base/file.h"
 #include "base/file_roots.h"
 #include "base/status_macros.h"
@@ -25,6 +26,7 @@
 #include "base/telemetry/json_log.h"
 #include "base/telemetry/metrics_server.h"
 #include "base/telemetry/process_metrics.h"
+#include "base/time_option.h"
 #include "daemon/coordinator_metrics.h"
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/coordinator.h"
@@ -44,12 +46,15 @@ constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 // More than the connections and files of any farm; every process may have a table of so many.
 constexpr rlim_t kOpenFiles = 65536;
+// A worker that is gone holds its tasks for a lease, and a new coordinator waits for one before it takes them away.
+constexpr absl::Duration kLongestLease = absl::Hours(24);
+constexpr absl::Duration kLongestStall = absl::Hours(24);
+constexpr absl::Duration kLongestKept = absl::Hours(100 * 365 * 24);
 
 struct Flags {
   std::string state_dir;
   ServerOptions server;
   std::string socket_mode = "0660";
-  std::string stream_timeout = "1m";
   std::string metrics_address;  // empty: none
   std::string log_format = "text";
   std::vector<std::string> allow_roots;
@@ -58,7 +63,7 @@ struct Flags {
   std::optional<int> parent_fd;
   absl::Duration lease = absl::Seconds(30);
   absl::Duration keep_jobs_for = absl::Hours(24 * 30);
-  size_t keep_jobs = 10'000;
+  int64_t keep_jobs = 10'000;
 };
 
 std::string HostName() {
@@ -119,7 +124,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   options.lease = flags.lease;
   options.settle = flags.is_private ? absl::ZeroDuration() : flags.lease;
   options.keep_jobs_for = flags.keep_jobs_for;
-  options.keep_jobs = flags.keep_jobs;
+  options.keep_jobs = static_cast<size_t>(flags.keep_jobs);
   options.log = [](const std::string& line) { spdlog::info("{}", line); };
   options.on_broken = [](absl::Status status) {
     // The log's own thread would not get to it.
@@ -131,11 +136,19 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   QUERN_ASSIGN_OR_RETURN(std::unique_ptr<Server> server, Server::Start(coordinator.get(), flags.server));
   std::unique_ptr<MetricsServer> metrics;
   if (!flags.metrics_address.empty()) {
-    QUERN_ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_address, [&coordinator, &server, &store_metrics] {
-                             std::vector<MetricFamily> families = CollectCoordinatorMetrics(*coordinator, *server, store_metrics);
-                             AddProcessMetrics("quernd", QUERN_VERSION, quant::kNumericsVersion, &families);
-                             return families;
-                           }));
+    // It serves from here on until it stops. What there is to find out is whether the queue's lock is free.
+    const auto queue_answers = [&coordinator] {
+      coordinator->queue()->Record(0);
+      return absl::OkStatus();
+    };
+    QUERN_ASSIGN_OR_RETURN(metrics, MetricsServer::Start(flags.metrics_address,
+                                                         [&coordinator, &server, &store_metrics] {
+                                                           std::vector<MetricFamily> families =
+                                                               CollectCoordinatorMetrics(*coordinator, *server, store_metrics);
+                                                           AddProcessMetrics("quernd", QUERN_VERSION, quant::kNumericsVersion, &families);
+                                                           return families;
+                                                         },
+                                                         {.live = queue_answers, .ready = queue_answers}));
   }
   // Only now: before, there is nothing to stop cleanly.
   WatchParent(flags.parent_fd.value_or(-1), [] {
@@ -170,7 +183,8 @@ int Main(int argc, char** argv) {
   app.add_option("--tls-key", flags.server.tls.key, "Its private key (PEM)");
   app.add_option("--tls-client-ca", flags.server.tls.authority,
                  "Certificates of the authority that signs those of clients and workers (PEM)");
-  app.add_option("--stream-timeout", flags.stream_timeout, "A client that takes nothing of a stream for so long is cut off (30s, 2m)")
+  std::string stream_timeout = "1m";
+  app.add_option("--stream-timeout", stream_timeout, "A client that takes nothing of a stream for so long is cut off (30s, 2m)")
       ->capture_default_str();
   app.add_option("--max-connections", flags.server.limits.connections, "Connections that may be open at a time")
       ->check(CLI::Range(1, 50000))
@@ -195,6 +209,7 @@ int Main(int argc, char** argv) {
   app.add_option("--lease", lease, "How long a worker may be silent before its tasks are given to others (default 30s)")->type_name("TIME");
   app.add_option("--keep-jobs-for", keep_jobs_for, "Ended jobs are forgotten after this (default 720h)")->type_name("TIME");
   app.add_option("--keep-jobs", flags.keep_jobs, "Ended jobs that are kept at most; the oldest are forgotten first")
+      ->check(CLI::Range(int64_t{0}, int64_t{1'000'000'000}))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--parent-fd", flags.parent_fd, "Stop when the pipe with this number is closed");
@@ -203,13 +218,21 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  for (const auto& [flag, text, value] :
-       {std::tuple("--lease", &lease, &flags.lease), std::tuple("--keep-jobs-for", &keep_jobs_for, &flags.keep_jobs_for)}) {
+  if (const absl::Status given = CheckNoEmptyOption(app); !given.ok()) {
+    fprintf(stderr, "quernd: %s\n", std::string(given.message()).c_str());
+    return kExitUsage;
+  }
+  for (const auto& [flag, text, most, value] :
+       {std::tuple("--lease", &lease, kLongestLease, &flags.lease),
+        std::tuple("--keep-jobs-for", &keep_jobs_for, kLongestKept, &flags.keep_jobs_for),
+        std::tuple("--stream-timeout", &stream_timeout, kLongestStall, &flags.server.limits.streams.stalled)}) {
     if (text->empty()) continue;
-    if (!absl::ParseDuration(*text, value) || *value < absl::Seconds(1)) {
-      fprintf(stderr, "quernd: %s %s: give a time of a second at least, such as 30s or 720h\n", flag, text->c_str());
+    const absl::StatusOr<absl::Duration> time = ParseTimeOption(*text, absl::Seconds(1), most);
+    if (!time.ok()) {
+      fprintf(stderr, "quernd: %s: %s\n", flag, std::string(time.status().message()).c_str());
       return kExitUsage;
     }
+    *value = *time;
   }
   if (flags.in_memory == !flags.state_dir.empty()) {
     fprintf(stderr, "quernd: give either --state-dir DIR or --in-memory\n");
@@ -228,11 +251,6 @@ int Main(int argc, char** argv) {
       fprintf(stderr, "quernd: --metrics-listen %s\n", std::string(status.message()).c_str());
       return kExitUsage;
     }
-  }
-  absl::Duration& stalled = flags.server.limits.streams.stalled;
-  if (!absl::ParseDuration(flags.stream_timeout, &stalled) || stalled <= absl::ZeroDuration()) {
-    fprintf(stderr, "quernd: --stream-timeout %s: no duration such as 30s or 2m\n", flags.stream_timeout.c_str());
-    return kExitUsage;
   }
   flags.server.socket_mode = flags.socket_mode == "0600" ? 0600 : 0660;
   flags.server.log = [](const std::string& line) { spdlog::info("{}", line); };

@@ -32,6 +32,7 @@
 #include "base/clock.h"
 #include "base/data_plane.h"
 #include "base/digest.h"
+#include "base/empty_option.h"
 #include "base/file.h"
 #include "base/path_map.h"
 #include "base/status_macros.h"
@@ -40,6 +41,7 @@
 #include "base/telemetry/json_log.h"
 #include "base/telemetry/metrics_server.h"
 #include "base/telemetry/process_metrics.h"
+#include "base/time_option.h"
 #include "base/worker_name.h"
 #include "quant/numerics_version.h"
 #include "quant/scheme.h"
@@ -61,6 +63,9 @@ constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 // The coordinator said so: another worker has this one's name. To start it again as it is would only stop the other one.
 constexpr int kToldToStop = 3;
+
+// A year; a machine that is there for longer needs no limit.
+constexpr absl::Duration kLongestAvailable = absl::Hours(365 * 24);
 
 // More than any machine has cores; each thread takes a stack and a share of the buffers.
 constexpr int kMaxThreads = 1024;
@@ -146,13 +151,15 @@ absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
         absl::StrCat("--memory ", flags.memory, ": more than the ", FormatByteSize(machine), " that this machine has"));
   }
   settings.memory = *memory;
-  if (!flags.available_for.empty() &&
-      (!absl::ParseDuration(flags.available_for, &settings.available_for) || settings.available_for <= absl::ZeroDuration())) {
-    return absl::InvalidArgumentError(absl::StrCat("--available-for ", flags.available_for, ": no duration such as 90m or 11h30m"));
+  if (!flags.available_for.empty()) {
+    const absl::StatusOr<absl::Duration> available = ParseTimeOption(flags.available_for, absl::Milliseconds(1), kLongestAvailable);
+    if (!available.ok()) return Annotate(available.status(), "--available-for");
+    settings.available_for = *available;
   }
   QUERN_ASSIGN_OR_RETURN(settings.paths, ParseMaps(flags.maps));
   settings.spool = flags.spool.empty() ? DefaultSpool() : flags.spool;
-  if (access(settings.spool.c_str(), W_OK | X_OK) != 0) {
+  if (struct stat spool;
+      stat(settings.spool.c_str(), &spool) != 0 || !S_ISDIR(spool.st_mode) || access(settings.spool.c_str(), W_OK | X_OK) != 0) {
     return absl::InvalidArgumentError(absl::StrCat("--spool ", settings.spool, ": no directory in which files can be made"));
   }
   return settings;
@@ -330,11 +337,15 @@ absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   options.metrics = metrics;
   std::unique_ptr<MetricsServer> metrics_server;
   if (!flags.metrics_address.empty()) {
-    QUERN_ASSIGN_OR_RETURN(metrics_server, MetricsServer::Start(flags.metrics_address, [metrics] {
-                             std::vector<MetricFamily> families = metrics->Collect();
-                             AddProcessMetrics("quern-worker", QUERN_VERSION, quant::kNumericsVersion, &families);
-                             return families;
-                           }));
+    QUERN_ASSIGN_OR_RETURN(
+        metrics_server,
+        MetricsServer::Start(flags.metrics_address,
+                             [metrics] {
+                               std::vector<MetricFamily> families = metrics->Collect();
+                               AddProcessMetrics("quern-worker", QUERN_VERSION, quant::kNumericsVersion, &families);
+                               return families;
+                             },
+                             {.live = [metrics] { return metrics->Live(); }, .ready = [metrics] { return metrics->Ready(); }}));
     spdlog::info("{}", metrics_server->Describe());
   }
   Supervisor supervisor(std::move(options));
@@ -397,6 +408,10 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kDone : kUsage;
+  }
+  if (const absl::Status given = CheckNoEmptyOption(app); !given.ok()) {
+    std::cerr << "quern-worker: " << given.message() << "\nRun quern-worker --help for usage.\n";
+    return kUsage;
   }
   if (flags.log_format == "json") spdlog::set_formatter(NewJsonLogFormatter("quern-worker"));
   if (flags.executor) {

@@ -1,5 +1,6 @@
 #include "base/telemetry/metrics_server.h"
 
+#include <CivetServer.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -16,9 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/status_macros.h"
-#include "prometheus/collectable.h"
-#include "prometheus/exposer.h"
 #include "prometheus/metric_family.h"
+#include "prometheus/text_serializer.h"
 
 namespace quern {
 namespace {
@@ -48,30 +48,53 @@ prometheus::ClientMetric::Histogram ToPrometheus(const Histogram::Snapshot& snap
   return histogram;
 }
 
-class Source : public prometheus::Collectable {
- public:
-  explicit Source(MetricsServer::Collect collect) : collect_(std::move(collect)) {}
-
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    std::vector<prometheus::MetricFamily> out;
-    for (MetricFamily& family : collect_()) {
-      prometheus::MetricFamily& converted = out.emplace_back();
-      converted.name = std::move(family.name);
-      converted.help = std::move(family.help);
-      converted.type = TypeOf(family.kind);
-      for (MetricFamily::Sample& sample : family.samples) {
-        prometheus::ClientMetric& metric = converted.metric.emplace_back();
-        for (auto& [name, value] : sample.labels) metric.label.push_back({name, std::move(value)});
-        metric.counter.value = metric.gauge.value = sample.value;
-        if (family.kind == MetricFamily::Kind::kHistogram) metric.histogram = ToPrometheus(sample.histogram);
-      }
+std::string PrometheusText(std::vector<MetricFamily> families) {
+  std::vector<prometheus::MetricFamily> out;
+  for (MetricFamily& family : families) {
+    prometheus::MetricFamily& converted = out.emplace_back();
+    converted.name = std::move(family.name);
+    converted.help = std::move(family.help);
+    converted.type = TypeOf(family.kind);
+    for (MetricFamily::Sample& sample : family.samples) {
+      prometheus::ClientMetric& metric = converted.metric.emplace_back();
+      for (auto& [name, value] : sample.labels) metric.label.push_back({name, std::move(value)});
+      metric.counter.value = metric.gauge.value = sample.value;
+      if (family.kind == MetricFamily::Kind::kHistogram) metric.histogram = ToPrometheus(sample.histogram);
     }
-    return out;
+  }
+  return static_cast<const prometheus::Serializer&>(prometheus::TextSerializer()).Serialize(out);
+}
+
+struct Answer {
+  const char* status;
+  std::string body;
+};
+
+// What is served under one path.
+class Page : public CivetHandler {
+ public:
+  explicit Page(std::function<Answer()> answer) : answer_(std::move(answer)) {}
+
+  bool handleGet(CivetServer*, mg_connection* connection) override {
+    const Answer answer = answer_();
+    const std::string text = absl::StrCat(
+        "HTTP/1.1 ", answer.status, "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: ", answer.body.size(),
+        "\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n", answer.body);
+    mg_write(connection, text.data(), text.size());
+    return true;
   }
 
  private:
-  const MetricsServer::Collect collect_;
+  const std::function<Answer()> answer_;
 };
+
+Page CheckPage(MetricsServer::Check check) {
+  return Page([check = std::move(check)]() -> Answer {
+    const absl::Status status = check();
+    if (status.ok()) return {"200 OK", "ok\n"};
+    return {"503 Service Unavailable", absl::StrCat(status.message(), "\n")};
+  });
+}
 
 struct NumericAddress {
   sockaddr_storage socket;
@@ -131,14 +154,20 @@ absl::StatusOr<Endpoint> ParseMetricsAddress(const std::string& address) {
 
 class MetricsServer::Impl {
  public:
-  Impl(const NumericAddress& numeric, uint16_t port, Collect collect)
-      : source_(std::make_shared<Source>(std::move(collect))),
+  Impl(const NumericAddress& numeric, uint16_t port, Collect collect, Health health)
+      : metrics_([collect = std::move(collect)] {
+          return Answer{"200 OK", PrometheusText(collect())};
+        }),
+        live_(CheckPage(std::move(health.live))),
+        ready_(CheckPage(std::move(health.ready))),
         // Whoever holds a connection open without a word keeps one of the threads for the time of the request's timeout.
-        exposer_(std::make_unique<prometheus::Exposer>(std::vector<std::string>{"listening_ports", absl::StrCat(numeric.host, ":", port),
-                                                                                "num_threads", "4", "request_timeout_ms", "2000"})),
+        server_(std::make_unique<CivetServer>(std::vector<std::string>{"listening_ports", absl::StrCat(numeric.host, ":", port),
+                                                                       "num_threads", "4", "request_timeout_ms", "2000"})),
         own_(numeric) {
-    exposer_->RegisterCollectable(source_);
-    const uint16_t bound = htons(static_cast<uint16_t>(exposer_->GetListeningPorts().at(0)));
+    server_->addHandler("/metrics", metrics_);
+    server_->addHandler("/healthz", live_);
+    server_->addHandler("/readyz", ready_);
+    const uint16_t bound = htons(static_cast<uint16_t>(this->port()));
     if (own_.family == AF_INET6) {
       reinterpret_cast<sockaddr_in6*>(&own_.socket)->sin6_port = bound;
     } else {
@@ -149,7 +178,7 @@ class MetricsServer::Impl {
     std::promise<void> stopped;
     std::future<void> end = stopped.get_future();
     std::thread stop([this, &stopped] {
-      exposer_.reset();
+      server_.reset();
       stopped.set_value();
     });
     // civetweb looks every two seconds whether it is to stop, and whenever somebody connects.
@@ -158,7 +187,7 @@ class MetricsServer::Impl {
     } while (end.wait_for(kKnock) == std::future_status::timeout);
     stop.join();
   }
-  int port() const { return exposer_->GetListeningPorts().at(0); }
+  int port() const { return server_->getListeningPorts().at(0); }
 
  private:
   void Knock() const {
@@ -167,8 +196,8 @@ class MetricsServer::Impl {
     if (fd) static_cast<void>(connect(fd.get(), reinterpret_cast<const sockaddr*>(&own_.socket), own_.size));
   }
 
-  const std::shared_ptr<Source> source_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  Page metrics_, live_, ready_;
+  std::unique_ptr<CivetServer> server_;
   NumericAddress own_;
 };
 
@@ -183,12 +212,12 @@ std::string MetricsServer::Describe() const {
       kind_ == Endpoint::Kind::kRemote ? " (other machines can read them: in the clear, and without being asked who they are)" : "");
 }
 
-absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address, Collect collect) {
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address, Collect collect, Health health) {
   QUERN_ASSIGN_OR_RETURN(const Endpoint endpoint, ParseMetricsAddress(address));
   QUERN_ASSIGN_OR_RETURN(const NumericAddress numeric, Resolve(endpoint, address));
   QUERN_RETURN_IF_ERROR(TryAddress(numeric, address));
   try {
-    auto impl = std::make_unique<Impl>(numeric, endpoint.port, std::move(collect));
+    auto impl = std::make_unique<Impl>(numeric, endpoint.port, std::move(collect), std::move(health));
     std::string bound = absl::StrCat(address.substr(0, address.rfind(':') + 1), impl->port());
     return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(impl), std::move(bound), endpoint.kind));
   } catch (const std::exception& error) {

@@ -16,6 +16,7 @@ namespace quern {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -41,6 +42,10 @@ std::string Get(const std::string& address, const std::string& path) {
   return answer;
 }
 
+MetricsServer::Health Healthy() {
+  return {.live = [] { return absl::OkStatus(); }, .ready = [] { return absl::OkStatus(); }};
+}
+
 std::vector<MetricFamily> Some() {
   std::vector<MetricFamily> families;
   families.emplace_back(Kind::kCounter, "quern_a_total", "What a is").Add(3, {{"reason", "a \"b\"\n"}}).Add(4, {{"reason", "c"}});
@@ -53,7 +58,7 @@ std::vector<MetricFamily> Some() {
 }
 
 TEST(MetricsServer, ServesWhatIsCollectedInPrometheusText) {
-  const auto server = MetricsServer::Start("127.0.0.1:0", Some);
+  const auto server = MetricsServer::Start("127.0.0.1:0", Some, Healthy());
   QUERN_ASSERT_OK(server.status());
   EXPECT_THAT((*server)->address(), AllOf(StartsWith("127.0.0.1:"), Not("127.0.0.1:0")));
   const std::string answer = Get((*server)->address(), "/metrics");
@@ -68,12 +73,26 @@ TEST(MetricsServer, ServesWhatIsCollectedInPrometheusText) {
   EXPECT_THAT(Get((*server)->address(), "/etc/passwd"), HasSubstr(" 404 Not Found\r\n"));
 }
 
+TEST(MetricsServer, HealthIsWhatIsFoundAtEachRequest) {
+  absl::Status live, ready = absl::UnavailableError("not yet");
+  const auto server = MetricsServer::Start("127.0.0.1:0", Some, {.live = [&live] { return live; }, .ready = [&ready] { return ready; }});
+  QUERN_ASSERT_OK(server.status());
+  const std::string& address = (*server)->address();
+  EXPECT_THAT(Get(address, "/healthz"), AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), EndsWith("\r\n\r\nok\n")));
+  EXPECT_THAT(Get(address, "/readyz"), AllOf(StartsWith("HTTP/1.1 503 "), EndsWith("\r\n\r\nnot yet\n")));
+  live = absl::InternalError("stuck");
+  ready = absl::OkStatus();
+  EXPECT_THAT(Get(address, "/healthz"), AllOf(StartsWith("HTTP/1.1 503 "), EndsWith("stuck\n")));
+  EXPECT_THAT(Get(address, "/readyz"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(Get(address, "/"), HasSubstr(" 404 Not Found\r\n"));
+}
+
 TEST(MetricsServer, SaysWhenOthersCanReadIt) {
-  const auto here = MetricsServer::Start("127.0.0.1:0", Some);
+  const auto here = MetricsServer::Start("127.0.0.1:0", Some, Healthy());
   QUERN_ASSERT_OK(here.status());
   EXPECT_EQ((*here)->Describe(), absl::StrCat("metrics on http://", (*here)->address(), "/metrics"));
   for (const char* address : {"0.0.0.0:0", ":0"}) {
-    const auto everywhere = MetricsServer::Start(address, Some);
+    const auto everywhere = MetricsServer::Start(address, Some, Healthy());
     QUERN_ASSERT_OK(everywhere.status());
     EXPECT_THAT((*everywhere)->Describe(), HasSubstr("other machines can read them"));
     EXPECT_THAT(Get((*everywhere)->address(), "/metrics"), HasSubstr("quern_b 0.5\n"));
@@ -82,24 +101,27 @@ TEST(MetricsServer, SaysWhenOthersCanReadIt) {
 
 TEST(MetricsServer, EachRequestAsksAnew) {
   int asked = 0;
-  const auto server = MetricsServer::Start("localhost:0", [&asked] {
-    std::vector<MetricFamily> families;
-    families.emplace_back(Kind::kGauge, "quern_asked", "").Add(++asked);
-    return families;
-  });
+  const auto server = MetricsServer::Start(
+      "localhost:0",
+      [&asked] {
+        std::vector<MetricFamily> families;
+        families.emplace_back(Kind::kGauge, "quern_asked", "").Add(++asked);
+        return families;
+      },
+      Healthy());
   QUERN_ASSERT_OK(server.status());
   EXPECT_THAT(Get((*server)->address(), "/metrics"), HasSubstr("quern_asked 1\n"));
   EXPECT_THAT(Get((*server)->address(), "/metrics"), HasSubstr("quern_asked 2\n"));
 }
 
 TEST(MetricsServer, AddressesThatCannotBeHadAreToldWithTheReason) {
-  const auto first = MetricsServer::Start("127.0.0.1:0", Some);
+  const auto first = MetricsServer::Start("127.0.0.1:0", Some, Healthy());
   QUERN_ASSERT_OK(first.status());
-  const auto second = MetricsServer::Start((*first)->address(), Some);
+  const auto second = MetricsServer::Start((*first)->address(), Some, Healthy());
   EXPECT_FALSE(second.ok());
   EXPECT_THAT(std::string(second.status().message()), AllOf(HasSubstr((*first)->address()), HasSubstr("Address already in use")));
-  EXPECT_THAT(std::string(MetricsServer::Start("192.0.2.1:0", Some).status().message()), HasSubstr("192.0.2.1:0"));
-  EXPECT_THAT(std::string(MetricsServer::Start("unix:/x.sock", Some).status().message()), HasSubstr("host:port"));
+  EXPECT_THAT(std::string(MetricsServer::Start("192.0.2.1:0", Some, Healthy()).status().message()), HasSubstr("192.0.2.1:0"));
+  EXPECT_THAT(std::string(MetricsServer::Start("unix:/x.sock", Some, Healthy()).status().message()), HasSubstr("host:port"));
   EXPECT_FALSE(ParseMetricsAddress("9450").ok());
   EXPECT_FALSE(ParseMetricsAddress("").ok());
 }

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <string>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -52,9 +53,10 @@ class SynthCommand : public Command {
     synthesize.set_hidden(hidden_);
     synthesize.set_intermediate(intermediate_);
     synthesize.set_vocab(vocab_);
-    uint64_t seed;
-    if (!absl::SimpleAtoi(seed_, &seed)) {
-      return UsageError(absl::StrCat("--seed ", seed_, ": a seed is a whole number from 0 to ", UINT64_MAX));
+    // CLI11 takes -1, and what is too large, as some other number.
+    uint64_t seed = 0;
+    if (seed_.find_first_not_of("0123456789") != std::string::npos || !absl::SimpleAtoi(seed_, &seed)) {
+      return UsageError(absl::StrCat("--seed: \"", seed_, "\" is no number from 0 to 18446744073709551615"));
     }
     synthesize.set_seed(seed);
     synthesize.set_dtype(dtype_);

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text_check.h"
+#include "client/exit_code.h"
 #include "client/json_output.h"
 
 namespace quern::client {
@@ -30,6 +32,9 @@ class WorkerChangeCommand : public ServerCommand {
   absl::StatusOr<ExitCode> Run(Console& console) override {
     Interrupt interrupt;
     QUERN_ASSIGN_OR_RETURN(const std::string name, WorkerName(worker_));
+    if (const absl::Status reason = CheckCordonReason(reason_); !reason.ok()) {
+      return UsageError(absl::StrCat("--reason: ", reason.message()));
+    }
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
     quern::v1::Worker worker;
     QUERN_RETURN_IF_ERROR(

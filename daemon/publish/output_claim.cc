@@ -122,6 +122,7 @@ absl::StatusOr<std::string> FinishedIdentity(const std::string& output) {
 absl::StatusOr<OutputClaim> OutputClaim::Acquire(const std::string& output, const std::string& owner, const std::string& job) {
   const std::string lock_path = QuernPath(output, "lock");
   OutputClaim claim;
+  QUERN_ASSIGN_OR_RETURN(claim.tree_, LinklessTree::Open("/", output));
   // A holder that releases removes the lock and its directory; then the name is made anew. Every turn means that somebody got on.
   constexpr int kTurns = 1000;
   bool made = false;
@@ -152,6 +153,7 @@ OutputClaim& OutputClaim::operator=(OutputClaim&& other) noexcept {
   if (this != &other) {
     Release();
     output_ = std::move(other.output_);
+    tree_ = std::move(other.tree_);
     lock_ = std::move(other.lock_);
     made_output_ = other.made_output_;
   }
@@ -166,6 +168,7 @@ void OutputClaim::Release() {
   for (const char* name : {"owner.json", "owner.json.tmp", "lock"}) RemoveFile(QuernPath(output_, name)).IgnoreError();
   if (ConfinedRmdir(JoinPath(output_, ".quern")) == 0 && made_output_) ConfinedRmdir(output_);
   lock_.Reset();
+  tree_.reset();
 }
 
 }  // namespace quern::daemon

@@ -26,12 +26,14 @@
 #define QUERN_DAEMON_PUBLISH_PUBLISH_H_
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/file.h"
+#include "base/file_roots.h"
 #include "quern/v1/jobs.pb.h"
 #include "quern/v1/plan.pb.h"
 
@@ -79,7 +81,8 @@ absl::StatusOr<std::string> FinishedIdentity(const std::string& output);
 // Claims OUT for `job` of the coordinator `owner`: makes OUT/.quern, holds an flock on OUT/.quern/lock and writes who it is into
 // OUT/.quern/owner.json. FAILED_PRECONDITION names the owner while another holds it, in this process or another. Released (both files
 // removed, and directories that are left empty: OUT/.quern, and OUT where Acquire made it) by Release or the destructor; by the kernel
-// after a crash, when owner.json stays and keeps OUT ours. Blocks on file operations only.
+// after a crash, when owner.json stays and keeps OUT ours. While it is held no link is followed on the way to OUT or in it. Blocks on file
+// operations only.
 class OutputClaim {
  public:
   static absl::StatusOr<OutputClaim> Acquire(const std::string& output, const std::string& owner, const std::string& job);
@@ -91,6 +94,7 @@ class OutputClaim {
  private:
   OutputClaim() = default;
   std::string output_;
+  std::optional<LinklessTree> tree_;
   UniqueFd lock_;
   bool made_output_ = false;
 };

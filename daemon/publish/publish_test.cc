@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/digest.h"
 #include "base/dtype.h"
 #include "base/status_matchers.h"
@@ -538,6 +539,40 @@ TEST_F(PublishTest, OldFilesBehindALinkAreNotOurs) {
   job.WriteAttempts();
   QUERN_ASSERT_OK(job.Publish());
   EXPECT_TRUE(FileExists(Path("behind/modeling.py")));
+}
+
+TEST_F(PublishTest, NothingIsWrittenOrRemovedBehindALinkWhileTheOutputIsClaimed) {
+  TestJob job = MakeJob(out_, 2, 1);
+  job.WriteAttempts();
+  QUERN_ASSERT_OK_AND_ASSIGN(const OutputClaim claim, OutputClaim::Acquire(out_, "me", "jobs/1"));
+  const std::string away = Path("away"), victim = Path("victim");
+  Write(JoinPath(victim, ".quern/attempts/0.99"), "mine");
+  Write(JoinPath(victim, "attempts/0.99"), "mine");
+  Write(JoinPath(victim, "publish/0"), "mine");
+  Write(JoinPath(victim, "0.99"), "mine");
+  const auto files = [&victim] {
+    std::string found;
+    for (const char* directory : {"", ".quern", ".quern/attempts", "attempts", "publish"}) {
+      absl::StrAppend(&found, absl::StrJoin(ListDirectory(JoinPath(victim, directory)).value(), ","), ";");
+    }
+    return found;
+  };
+  const std::string before = files();
+  for (const char* name : {".quern/attempts", ".quern", ""}) {
+    const std::string planted = *name == '\0' ? out_ : Out(name);
+    ASSERT_EQ(rename(planted.c_str(), away.c_str()), 0);
+    ASSERT_EQ(symlink(victim.c_str(), planted.c_str()), 0);
+    EXPECT_THAT(job.Publish(), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("symbolic link"))) << planted;
+    EXPECT_EQ(files(), before) << planted;
+    ASSERT_EQ(unlink(planted.c_str()), 0);
+    ASSERT_EQ(rename(away.c_str(), planted.c_str()), 0);
+  }
+  // A side file's directory.
+  ASSERT_EQ(symlink(victim.c_str(), Out("code").c_str()), 0);
+  EXPECT_THAT(job.Publish(), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("symbolic link")));
+  EXPECT_EQ(files(), before);
+  ASSERT_EQ(unlink(Out("code").c_str()), 0);
+  QUERN_EXPECT_OK(job.Publish());
 }
 
 TEST_F(PublishTest, FullDiskSaysWhatIsNeededAndGoesOnWhenThereIsSpace) {

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -93,6 +94,7 @@ class CoordinatorTest : public testing::Test {
     options.retry_backoff = retry_backoff_;
     options.publish = [this](const PublishRequest& request) {
       ++publishings_;
+      if (publish_hook_) publish_hook_();
       if (publish_errors_ == 0) return PublishJob(request);
       --publish_errors_;
       return ErrnoToStatus(publish_errno_, "write", JoinPath(output_, "tokenizer.json"));
@@ -297,6 +299,7 @@ class CoordinatorTest : public testing::Test {
   std::atomic<int> publishings_ = 0;
   std::atomic<int> publish_errors_ = 0;  // still to come
   int publish_errno_ = EIO;
+  std::function<void()> publish_hook_;  // before each
 };
 
 TEST_F(CoordinatorTest, JobGoesFromRequestToPublishedOutput) {
@@ -781,6 +784,94 @@ TEST_F(CoordinatorTest, DeleteThatFailsIsAskedForAgain) {
   EXPECT_NE(MustCreate(Request()).name(), job.name()) << "the output is free";
 }
 
+// What a stranger with the right to write above the output may do at any time.
+class PlantedLinkTest : public CoordinatorTest, public testing::WithParamInterface<const char*> {
+ protected:
+  void Plant() {
+    for (const char* name : {"attempts/0.1", ".quern/attempts/0.1", "0.1", "sight", "config.json"}) {
+      QUERN_ASSERT_OK(MakeDirectories(DirName(JoinPath(victim_, name))));
+      QUERN_ASSERT_OK(WriteFileDurably(JoinPath(victim_, name), "mine"));
+    }
+    before_ = Victim();
+    ASSERT_EQ(rename(planted_.c_str(), away_.c_str()), 0);
+    ASSERT_EQ(symlink(victim_.c_str(), planted_.c_str()), 0);
+  }
+  void Unplant() {
+    EXPECT_EQ(Victim(), before_);
+    ASSERT_EQ(unlink(planted_.c_str()), 0);
+    ASSERT_EQ(rename(away_.c_str(), planted_.c_str()), 0);
+  }
+  // Its names and contents.
+  std::string Victim() {
+    std::string found;
+    for (const char* directory : {"", ".quern", ".quern/attempts", "attempts"}) {
+      for (const std::string& name : ListDirectory(JoinPath(victim_, directory)).value()) {
+        const std::string path = JoinPath(JoinPath(victim_, directory), name);
+        absl::StrAppend(&found, path, "=", ReadFileToString(path).value_or("-"), ";");
+      }
+    }
+    return found;
+  }
+  Job Cancel(const std::string& name) {
+    grpc::ClientContext context;
+    quern::v1::CancelJobRequest cancel;
+    cancel.set_name(name);
+    Job cancelled;
+    EXPECT_TRUE(jobs_->CancelJob(&context, cancel, &cancelled).ok());
+    return cancelled;
+  }
+  grpc::Status Delete(const std::string& name) {
+    grpc::ClientContext context;
+    quern::v1::DeleteJobRequest remove;
+    remove.set_name(name);
+    quern::v1::DeleteJobResponse removed;
+    return jobs_->DeleteJob(&context, remove, &removed);
+  }
+
+  std::string planted_, victim_, away_, before_;
+};
+
+TEST_P(PlantedLinkTest, IsNotFollowedAtACommitAPublishingARestartOrADelete) {
+  victim_ = JoinPath(directory_->path(), "victim");
+  away_ = JoinPath(directory_->path(), "away");
+  planted_ = JoinPath(output_, GetParam());
+  if (planted_.back() == '/') planted_.pop_back();
+  const Job job = MustCreate(Request());
+  const uint32_t tasks = job.progress().tasks_total();
+  RunTasks(1);
+  // Between attempts: what is reported there is not taken.
+  DesiredAttempt grant = NextGrant(Worker());
+  SynchronizeRequest request = Worker();
+  *request.add_attempts() = Execute(grant);
+  request.set_slots(0);
+  Plant();
+  Sync(request);
+  EXPECT_EQ(Get(job.name()).progress().tasks_done(), 1);
+  Unplant();
+  RunTasks(tasks - 2);
+  // At the publishing, which the last commit begins.
+  publish_hook_ = [this] { Plant(); };
+  RunTasks(1);
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_THAT(failed.error().message(), HasSubstr("symbolic link"));
+  EXPECT_EQ(Victim(), before_);
+  publish_hook_ = nullptr;
+  // At a delete. A link in place of the attempts goes as they would.
+  const bool deleted = Delete(job.name()).ok();
+  EXPECT_EQ(deleted, GetParam() == absl::string_view(".quern/attempts"));
+  EXPECT_EQ(Victim(), before_);
+  if (deleted) return;
+  // At a restart, which claims the output again.
+  Restart();
+  EXPECT_FALSE(Delete(job.name()).ok());
+  Unplant();
+  EXPECT_TRUE(Delete(job.name()).ok());
+  EXPECT_FALSE(FileExists(JoinPath(output_, ".quern/attempts")));
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, PlantedLinkTest, testing::Values("", ".quern", ".quern/attempts"));
+
 TEST_F(CoordinatorTest, MistypedOptionsAreToldAsSuch) {
   const std::vector<std::function<void(CreateJobRequest&)>> mistakes = {
       [](auto& r) { r.mutable_spec()->mutable_quantize()->set_scheme("W9A16"); },
@@ -1034,6 +1125,12 @@ TEST_F(CoordinatorTest, WorkersAreCordonedAndDrainedByName) {
   ASSERT_TRUE(jobs_->DrainWorker(&third, drain, &worker).ok());
   EXPECT_EQ(worker.state(), "draining");
   EXPECT_EQ(Sync(Worker()).desired_state(), quern::v1::DRAIN);
+  for (const char* reason : {"a\nb", "a\u202eb"}) {
+    cordon.set_reason(reason);
+    grpc::ClientContext context;
+    EXPECT_EQ(jobs_->CordonWorker(&context, cordon, &worker).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  cordon.set_reason("");
   cordon.set_name("workers/nobody");
   grpc::ClientContext fourth;
   EXPECT_EQ(jobs_->CordonWorker(&fourth, cordon, &worker).error_code(), grpc::StatusCode::NOT_FOUND);

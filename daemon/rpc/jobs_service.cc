@@ -4,6 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/text_check.h"
 #include "daemon/queue/names.h"
 #include "daemon/rpc/services.h"
 #include "daemon/rpc/status.h"
@@ -299,6 +300,7 @@ grpc::ServerUnaryReactor* WithWorker(grpc::CallbackServerContext* context, const
 grpc::ServerUnaryReactor* JobsService::CordonWorker(grpc::CallbackServerContext* context, const quern::v1::CordonWorkerRequest* request,
                                                     quern::v1::Worker* response) {
   return WithWorker(context, request->name(), response, [&](const std::string& worker, JobQueue::WorkerCallback done) {
+    if (absl::Status reason = CheckCordonReason(request->reason()); !reason.ok()) return done(std::move(reason));
     coordinator_->queue()->CordonWorker(worker, request->reason(), std::move(done));
   });
 }

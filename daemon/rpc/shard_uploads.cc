@@ -19,12 +19,14 @@ absl::Status ShardUpload::CheckTurn(uint64_t turn) const {
 }
 
 absl::Status ShardUpload::OpenFileOnce(uint64_t size, uint64_t durable) {
-  absl::StatusOr<UniqueFd> made = OpenFile(path_, O_WRONLY | O_CREAT | O_EXCL);
-  if (absl::IsAlreadyExists(made.status())) made = OpenFile(path_, O_WRONLY | O_NOFOLLOW | O_NONBLOCK);
+  QUERN_ASSIGN_OR_RETURN(directory_, HeldDirectory::Open(DirName(path_)));
+  const std::string name = BaseName(path_);
+  absl::StatusOr<UniqueFd> made = directory_->OpenFile(name, O_WRONLY | O_CREAT | O_EXCL);
+  if (absl::IsAlreadyExists(made.status())) made = directory_->OpenFile(name, O_WRONLY);
   QUERN_RETURN_IF_ERROR(made.status());
   struct stat info;
   if (fstat(made->get(), &info) != 0) return ErrnoToStatus(errno, "stat", path_);
-  if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) < durable) {
+  if (static_cast<uint64_t>(info.st_size) < durable) {
     return absl::DataLossError(absl::StrCat(path_, " has ", info.st_size, " bytes, and had ", durable));
   }
   // What came later may have been written, and its end be lost, in a crash.
@@ -35,7 +37,7 @@ absl::Status ShardUpload::OpenFileOnce(uint64_t size, uint64_t durable) {
   } while (result != 0 && errno == EINTR);
   if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     const absl::Status full = ErrnoToStatus(errno, "allocate", path_);
-    if (durable == 0) RemoveFile(path_).IgnoreError();  // the first error is the one to tell
+    if (durable == 0) directory_->RemoveFile(name).IgnoreError();  // the first error is the one to tell
     return full;
   }
   fd_ = *std::move(made);
@@ -90,7 +92,7 @@ absl::Status ShardUpload::Finish(uint64_t turn) {
   QUERN_RETURN_IF_ERROR(CheckTurn(turn));
   if (written_ != size_) return absl::FailedPreconditionError(absl::StrCat(path_, " has ", written_, " of ", size_, " bytes"));
   if (fsync(fd_.get()) != 0) return Broken(ErrnoToStatus(errno, "fsync", path_));
-  if (absl::Status status = SyncDirectory(DirName(path_)); !status.ok()) return Broken(std::move(status));
+  if (absl::Status status = directory_->Sync(); !status.ok()) return Broken(std::move(status));
   gone_ = true;
   return fd_.Close(path_);
 }
@@ -107,7 +109,7 @@ void ShardUpload::Abandon() {
   if (!made_) return;
   fd_.Reset();
   // One that cannot be removed is left to the publishing, which removes the directory.
-  RemoveFile(path_).IgnoreError();
+  directory_->RemoveFile(BaseName(path_)).IgnoreError();
 }
 
 std::shared_ptr<ShardUpload> ShardUploads::Find(const UploadKey& key, const std::string& path) {

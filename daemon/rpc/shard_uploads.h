@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "base/direct_writer.h"
 #include "base/file.h"
+#include "base/held_directory.h"
 #include "base/mutex.h"
 
 namespace quern::daemon {
@@ -53,6 +55,7 @@ class ShardUpload {
 
   const std::string path_;
   Mutex mutex_;
+  std::optional<HeldDirectory> directory_ QUERN_GUARDED_BY(mutex_);  // where the file was opened
   UniqueFd fd_ QUERN_GUARDED_BY(mutex_);
   DirectWriter writer_ QUERN_GUARDED_BY(mutex_);  // of fd_
   bool made_ QUERN_GUARDED_BY(mutex_) = false;    // there is a file

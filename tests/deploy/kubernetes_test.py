@@ -94,6 +94,11 @@ def check_flags(container, programs):
     check(given <= known, f"{program.name} has no {', '.join(sorted(given - known))}")
 
 
+def check_that_is_there(container, probe, name):
+    check(probe in container, f"{name} has no {probe}")
+    return container[probe]
+
+
 def check_pods(name, workload, manifests, programs):
     pod = workload["spec"]["template"]
     labels, spec = pod["metadata"]["labels"], pod["spec"]
@@ -101,6 +106,10 @@ def check_pods(name, workload, manifests, programs):
     check(selector.items() <= labels.items(), f"{name} selects {selector}, its pods have {labels}")
     container = spec["containers"][0]
     check_flags(container, programs)
+    for probe in ["livenessProbe", "readinessProbe"]:
+        page = check_that_is_there(container, probe, name).get("httpGet")
+        # The metrics' address serves these two, and nothing but figures besides.
+        check(page is None or (page["port"] == "metrics" and page["path"] in ["/healthz", "/readyz"]), f"{name}: {probe} asks for {page}")
     volumes = {volume["name"]: volume for volume in spec["volumes"] + [
         {"name": claim["metadata"]["name"]} for claim in workload["spec"].get("volumeClaimTemplates", [])]}
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}

@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import gzip
+import json
 import os
 import re
 import resource
@@ -323,6 +324,32 @@ def inspect_by_hand(coordinator, path):
     return http2.grpc_message(connection.text[1])
 
 
+def results_hold_nothing_else(coordinator):
+    """Who may read results gets the files that their manifest lists, by their names there, and nothing by any other."""
+    code, listed, err = coordinator.quern("jobs", "--json", token=coordinator.tokens["read"])
+    check(code == 0, err)
+    job = next(job["name"] for job in json.loads(listed)["jobs"] if job["state"] == "SUCCEEDED")
+
+    def read(name, token):
+        connection = http2.Connection(coordinator.connect(coordinator.client)).start()
+        connection.call(1, http2.grpc_headers("/quern.v1.Data/ReadResult", coordinator.tokens[token]))
+        connection.socket.sendall(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(text_field(1, job) + text_field(2, name))))
+        check(connection.until_ended(1), "the connection was closed")
+        connection.socket.close()
+        sent = connection.data.get(1, 0)
+        return sent, b"" if sent else http2.grpc_message(connection.text[1])
+
+    sent, text = read("config.json", "read")
+    check(sent > 0, f"config.json was not sent: {text}")
+    for name in ["", ".", "..", "../src/config.json", "./config.json", "/etc/passwd", f"{coordinator.outside}/secret.txt", ".quern/run.json",
+                 "config.json/", "config.json\0", "config.json\0/../x", "%2e%2e/src/config.json", "..%2fsrc%2fconfig.json", "\u2025/src/config.json",
+                 "CONFIG.JSON", "a" * 5000]:
+        sent, text = read(name, "read")
+        check(sent == 0 and b"no file" in text, f"{name[:50]!r} was answered with {sent} bytes: {text[:200]}")
+    sent, text = read("config.json", "worker")
+    check(sent == 0 and b"needs read" in text, f"a worker's token got {sent} bytes of a result: {text}")
+
+
 def races_do_not_lead_out(coordinator):
     """A directory below the root and a link that leads out change places all the time while jobs are given that write there."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -354,6 +381,69 @@ def races_do_not_lead_out(coordinator):
     check(swaps[0] > 30, f"only {swaps[0]} exchanges")
     check(sorted(coordinator.outside.rglob("*")) == before, f"outside has changed: {sorted(coordinator.outside.rglob('*'))}")
     print(f"  races: {swaps[0]} exchanges, {accepted} jobs accepted, {refused} refused, nothing outside")
+
+
+def contents(directory):
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(directory.rglob("*"))}
+
+
+def planted_links_lead_nowhere(coordinator):
+    """While jobs are written, their outputs and directories in them change places with links to a directory of somebody else below the same
+    root. Neither the coordinator nor a worker that writes there itself changes anything in it, and the jobs end well once that is over."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    victim, link, token = coordinator.root / "victim", coordinator.root / "planted", coordinator.tokens["submit"]
+    for name in ["", "attempts", "publish", ".quern", ".quern/attempts", ".quern/publish"]:
+        (victim / name).mkdir(exist_ok=True)
+        for file in ["0.1", "1.1", "2.1", "0", "1", "sight", "config.json", "run.json"]:
+            (victim / name / file).write_text("mine")
+    link.symlink_to(victim)
+    untouched = contents(victim)
+    worker = coordinator.sandbox.start([
+        coordinator.sandbox.programs.worker, "--server", f"127.0.0.1:{coordinator.port}", "--memory", "64MiB", "--threads", "1", "--name", "writer",
+        *coordinator.tls_flags(), "--token-file", coordinator.file_of(coordinator.tokens["worker"])])
+    swaps, failed = 0, 0
+    shards = ["--max-shard-size", "512KiB"]
+
+    def exchange(place):
+        return libc.renameat2(-100, str(place).encode(), -100, str(link).encode(), 2) == 0
+
+    for i in range(6):
+        out = coordinator.root / f"planted-out{i}"
+        done = threading.Event()
+
+        def attack(place):
+            nonlocal swaps
+            while not done.wait(0.005):
+                if exchange(place):
+                    swaps += 1
+                    time.sleep(0.02)
+                    if not exchange(place):
+                        # The link was removed, as what it took the place of would have been.
+                        link.rename(coordinator.root / f"planted-gone{swaps}")
+                        link.symlink_to(victim)
+
+        attacker = threading.Thread(target=attack, args=([out / ".quern" / "attempts", out / ".quern", out][i % 3],))
+        attacker.start()
+        try:
+            code, _, err = coordinator.quern("submit", coordinator.root / "src", "-o", out, *JOB, *shards, token=token)
+            if code != 0 and i % 2:
+                job = re.search(r"jobs/\d+", err)
+                if job:
+                    coordinator.quern("delete", job[0], token=token)
+        finally:
+            done.set()
+            attacker.join()
+        check(contents(victim) == untouched, f"job {i} ({code} {err}) changed what a link led to: "
+              f"{sorted({name for name, _ in contents(victim).items() ^ untouched.items()})}")
+        failed += code != 0
+        if code != 0:
+            check("symbolic link" in err or "No such file" in err, f"job {i}: {err}")
+            code, _, err = coordinator.quern("submit", coordinator.root / "src", "-o", out, *JOB, *shards, token=token)
+        check(code == 0 and (out / "quern_manifest.json").exists(), f"job {i} did not end well without the links: {code} {err}")
+    worker.send_signal(signal.SIGTERM)
+    check(worker.wait(timeout=60) == 0, "the worker did not leave")
+    check(swaps >= 6 and failed > 0, f"{swaps} exchanges, {failed} jobs failed of them: no attack")
+    print(f"  planted links: {swaps} exchanges, {failed} of 6 jobs failed at first, nothing changed behind them")
 
 
 def messages_are_limited(coordinator):
@@ -471,8 +561,8 @@ def floods_are_bounded(sandbox, source):
                 connection = socket.create_connection(("127.0.0.1", coordinator.port), 30)
             else:
                 connection = socket.socket(socket.AF_UNIX)
+                connection.connect(str(coordinator.socket))  # waits while the backlog is full, which one with a timeout does not
                 connection.settimeout(30)
-                connection.connect(str(coordinator.socket))
             idle.append(connection)
         descriptors = len(os.listdir(f"/proc/{coordinator.process.pid}/fd"))
         check(descriptors < 1000 + 300, f"the coordinator has {descriptors} descriptors")
@@ -535,6 +625,26 @@ def one_client_does_not_take_all(sandbox, source):
     coordinator.stop()
 
 
+def all_of_it_is_logged(coordinator):
+    """After the attacks above: a line of each kind of refusal, that says who and why."""
+    log = coordinator.text()
+    for what, line in [
+            ("no token", r'audit event=refused who=remote certificate=laptop from=remote method=/quern.v1.Jobs/ListJobs reason="this coordinator asks'),
+            ("a wrong token", r'audit event=refused who=remote certificate=laptop \S+ method=/quern.v1.Jobs/ListJobs reason="the token is none of'),
+            ("no token at the socket", rf'audit event=refused who=uid:{os.getuid()} \S+ \S+ method=/quern.v1.Jobs/ListJobs reason="this coordinator'),
+            ("a role too low", r'audit event=refused who=token:read-token .*method=/quern.v1.Jobs/CreateJob reason=.*has the role read'),
+            ("a method that there is not", r'audit event=refused .*method=/quern.v1.Jobs/NoSuchMethod reason="there is no such method'),
+            ("a foreign or expired certificate", r"grpc: Handshake failed .*certificate verify failed"),
+            ("no certificate", r"grpc: Handshake failed .*peer did not return a certificate"),
+            ("no TLS", r"grpc: Handshake failed .*(wrong version number|http request|packet length too long)"),
+            ("an output outside", r"audit event=call who=token:submit-token .*method=CreateJob output=\S+/outside/new result=PERMISSION_DENIED"),
+            ("a source outside", r"audit event=call who=token:submit-token .*method=InspectCheckpoint result=PERMISSION_DENIED"),
+            ("too much metadata", r'audit event=refused .*reason="the call has more than 16384 bytes of metadata"'),
+            ("a compressed message", r"grpc: Compression algorithm 'gzip' is disabled"),
+            ("connections", r"audit event=connection listener=\S+ from=ipv4:127\.0\.0\.1:\d+")]:
+        check(re.search(line, log), f"{what} is not in the log")
+
+
 def secrets_are_reloaded(coordinator):
     """New tokens and a new certificate, without a restart; a broken file changes nothing."""
     old, new = coordinator.tokens["read"], secrets.token_hex(32)
@@ -586,6 +696,9 @@ def metrics_let_nobody_in(coordinator):
     check(refused and int(refused[1]) > 0, "the calls without a token are not counted")
     for secret in [*coordinator.tokens.values(), str(coordinator.root), "laptop"]:
         check(secret.encode() not in figures, f"the metrics hold {secret}")
+    for page in [b"/healthz", b"/readyz"]:
+        answer = ask(b"GET " + page + b" HTTP/1.0\r\n\r\n")
+        check(answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\nok\n"), f"{page}: {answer}")
     for request in [b"GET /../../../../etc/passwd HTTP/1.0\r\n\r\n", b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.0\r\n\r\n",
                     b"GET / HTTP/1.0\r\n\r\n", b"PUT /x HTTP/1.0\r\nContent-Length: 4\r\n\r\nabcd", b"\0" * 4096,
                     b"GET /metrics HTTP/1.0\r\nX: " + b"x" * (8 * MIB)]:
@@ -643,9 +756,12 @@ def main():
         run(local_users_are_named, sandbox, source)
     with Sandbox(programs) as sandbox:
         coordinator = Coordinator(sandbox, source, ["--stream-timeout", "2s", "--metrics-listen", "127.0.0.1:0"])
-        for part in [strangers_are_refused, tokens_are_needed, a_worker_joins, paths_stay_below_the_roots, races_do_not_lead_out,
-                     messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded, metrics_let_nobody_in]:
+        for part in [strangers_are_refused, tokens_are_needed, a_worker_joins, paths_stay_below_the_roots, results_hold_nothing_else,
+                     races_do_not_lead_out, planted_links_lead_nowhere, messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded,
+                     metrics_let_nobody_in]:
             run(part, coordinator)
+        if arguments.only is None:
+            all_of_it_is_logged(coordinator)
         log = coordinator.text()
         for role, token in coordinator.tokens.items():
             check(token not in log, f"the log holds the {role} token")

@@ -32,8 +32,8 @@ absl::StatusOr<quern::v1::TaskResult> RunAttempt(const PipelineSettings& setting
   if (start.send_output() && start.spec().has_write_shard()) {
     sink = settings.data_plane->NewSink(start.id(), &control->stop);
     options.sink = sink.get();
-  } else {
-    options.output_path = start.output_path().empty() ? "" : settings.paths.Apply(start.output_path());
+  } else if (!start.output_path().empty()) {
+    options.output_path = settings.paths.Apply(start.output_path(), &options.output_root);
   }
   return RunTask(start.spec(), options, control);
 }

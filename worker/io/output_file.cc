@@ -46,7 +46,9 @@ absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(Options options) 
 absl::Status OutputFile::Open() {
   // A sink may keep all of the window until it is durable, while the next bytes come in.
   if (options_.sink != nullptr) return options_.sink->Begin(options_.size, layout_.output / 2);
-  QUERN_ASSIGN_OR_RETURN(fd_, OpenFile(options_.path, O_WRONLY | O_CREAT | O_EXCL));
+  QUERN_ASSIGN_OR_RETURN(directory_, HeldDirectory::Open(DirName(options_.path)));
+  const std::string name = BaseName(options_.path);
+  QUERN_ASSIGN_OR_RETURN(fd_, directory_->OpenFile(name, O_WRONLY | O_CREAT | O_EXCL));
   created_ = true;
   if (options_.size > 0) {
     int result;
@@ -56,7 +58,7 @@ absl::Status OutputFile::Open() {
     if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS) return ErrnoToStatus(errno, "allocate", options_.path);
   }
   if (options_.uring != nullptr) {
-    absl::StatusOr<UniqueFd> direct = OpenFile(options_.path, O_WRONLY | O_DIRECT);
+    absl::StatusOr<UniqueFd> direct = directory_->OpenFile(name, O_WRONLY | O_DIRECT);
     if (direct.ok()) {
       direct_fd_ = *std::move(direct);
       direct_ = true;
@@ -79,7 +81,7 @@ OutputFile::~OutputFile() {
     while (in_flight_ > 0) changed_.Wait(&mutex_);
   }
   // The task has failed already; a file that cannot be removed is left to the coordinator's cleanup.
-  if (created_ && !finished_) RemoveFile(options_.path).IgnoreError();
+  if (created_ && !finished_) directory_->RemoveFile(BaseName(options_.path)).IgnoreError();
 }
 
 bool OutputFile::Reserve(uint64_t size, absl::Duration timeout) {
@@ -239,7 +241,7 @@ absl::StatusOr<std::string> OutputFile::Finish() {
   if (fsync(fd_.get()) != 0) return ErrnoToStatus(errno, "fsync", options_.path);
   QUERN_RETURN_IF_ERROR(direct_fd_.Close(options_.path));
   QUERN_RETURN_IF_ERROR(fd_.Close(options_.path));
-  QUERN_RETURN_IF_ERROR(SyncDirectory(DirName(options_.path)));
+  QUERN_RETURN_IF_ERROR(directory_->Sync());
   finished_ = true;
   return sha_.Finish();
 }

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -20,6 +21,7 @@
 #include "absl/time/time.h"
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/held_directory.h"
 #include "base/mutex.h"
 #include "worker/io/buffer_pool.h"
 #include "worker/io/output_sink.h"
@@ -44,7 +46,8 @@ class OutputFile {
     double stall_seconds = 0;  // the writing thread had nothing to write
   };
 
-  // Creates the file (ALREADY_EXISTS if it is there) and allocates its blocks, so that a full disk is found now: RESOURCE_EXHAUSTED with
+  // Creates the file (ALREADY_EXISTS if it is there) in the directory that its path leads to now, also if it leads elsewhere later, and
+  // allocates its blocks, so that a full disk is found now: RESOURCE_EXHAUSTED with
   // "disk full". Filesystems that cannot allocate ahead find it later.
   static absl::StatusOr<std::unique_ptr<OutputFile>> Create(Options options);
   // Ends the threads; removes the file unless Finish has succeeded.
@@ -85,6 +88,7 @@ class OutputFile {
   const Options options_;
   const PoolLayout layout_;
   std::byte* const ring_;
+  std::optional<HeldDirectory> directory_;
   UniqueFd fd_;
   UniqueFd direct_fd_;
   std::atomic<bool> direct_{false};

@@ -2,6 +2,7 @@
 
 #include <string.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <random>
 #include <thread>
@@ -37,7 +38,7 @@ class OutputFileTest : public testing::TestWithParam<bool> {
   }
 
   const TempDir dir_ = TempDir::Make("output").value();
-  const std::string path_ = JoinPath(dir_.path(), "file");
+  std::string path_ = JoinPath(dir_.path(), "file");
   std::unique_ptr<Uring> uring_;
   std::unique_ptr<BufferPool> pool_;
   std::atomic<uint64_t> bytes_written_{0};
@@ -102,6 +103,20 @@ TEST_P(OutputFileTest, AFileThatExistsIsLeftAlone) {
   QUERN_ASSERT_OK(WriteFileDurably(path_, "mine"));
   EXPECT_THAT(Create(100), StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(path_)));
   EXPECT_THAT(ReadFileToString(path_), IsOkAndHolds(std::string("mine")));
+}
+
+TEST_P(OutputFileTest, TheDirectoryThatTheFileWasMadeInIsTheOneItIsRemovedFrom) {
+  const std::string directory = JoinPath(dir_.path(), "attempts"), moved = JoinPath(dir_.path(), "moved");
+  QUERN_ASSERT_OK(MakeDirectories(directory));
+  path_ = JoinPath(directory, "file");
+  QUERN_ASSERT_OK_AND_ASSIGN(std::unique_ptr<OutputFile> file, Create(kMiB));
+  QUERN_ASSERT_OK(RenameFile(directory, moved));
+  QUERN_ASSERT_OK(MakeDirectories(JoinPath(dir_.path(), "victim")));
+  QUERN_ASSERT_OK(WriteFileDurably(JoinPath(dir_.path(), "victim/file"), "mine"));
+  ASSERT_EQ(symlink("victim", directory.c_str()), 0);
+  file.reset();
+  EXPECT_THAT(ReadFileToString(path_), IsOkAndHolds(std::string("mine")));
+  EXPECT_FALSE(FileExists(JoinPath(moved, "file")));
 }
 
 TEST_P(OutputFileTest, TheWindowIsBounded) {

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,14 +20,22 @@ namespace quern::worker {
 class SpillFile {
  public:
   // Creates and unlinks `path` and allocates `size` bytes of zeros: RESOURCE_EXHAUSTED with "disk full" when there is no room.
-  static absl::StatusOr<std::unique_ptr<SpillFile>> Create(const std::string& path, uint64_t size);
+  // Filesystems that cannot allocate ahead say so at a Write. `explain` (may be empty) makes of either what the caller is told; it is
+  // called from any thread.
+  using Explain = std::function<absl::Status(const absl::Status& full)>;
+  static absl::StatusOr<std::unique_ptr<SpillFile>> Create(const std::string& path, uint64_t size, Explain explain);
   absl::Status Read(uint64_t offset, std::byte* data, uint64_t size) const { return ReadExactly(fd_.get(), offset, data, size, path_); }
-  absl::Status Write(uint64_t offset, const std::byte* data, uint64_t size) { return WriteExactly(fd_.get(), offset, data, size, path_); }
+  absl::Status Write(uint64_t offset, const std::byte* data, uint64_t size) {
+    return Explained(WriteExactly(fd_.get(), offset, data, size, path_));
+  }
 
  private:
-  SpillFile(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  SpillFile(std::string path, Explain explain) : path_(std::move(path)), explain_(std::move(explain)) {}
+  absl::Status Allocate(uint64_t size);
+  absl::Status Explained(const absl::Status& status) const;
   const std::string path_;
-  const UniqueFd fd_;
+  const Explain explain_;
+  UniqueFd fd_;
 };
 
 }  // namespace quern::worker

@@ -1,10 +1,19 @@
 // Tasks whose files are not where the plan says: mapped, fetched, sent away, or copies.
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -207,6 +216,47 @@ TEST_F(RemoteFilesTest, FetchedSourceAndSentShardAreTheSameBytes) {
   // Each file when it was opened, and both at the end.
   EXPECT_EQ(fetcher.checks, 3);
   EXPECT_THAT(ListDirectory(spool_.path()), IsOkAndHolds(testing::IsEmpty()));
+}
+
+// For this thread and those that it starts: as on a filesystem that cannot allocate ahead.
+void RefuseFallocate() {
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EOPNOTSUPP),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program = {std::size(code), code};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST_F(RemoteFilesTest, AFullSpoolIsThatOfTheWorkerAndNotTheDiskOfTheOutput) {
+  const std::string small = JoinPath(spool_.path(), "small");
+  QUERN_ASSERT_OK(MakeDirectories(small));
+  if (mount("tmpfs", small.c_str(), "tmpfs", 0, "size=64k") != 0) {
+    ASSERT_EQ(getenv("CI"), nullptr) << "mounting a tmpfs needs root";
+    GTEST_SKIP() << "mounting a tmpfs needs root";
+  }
+  ShardTask task(dir_.path());
+  const uint64_t large = task.AddWeight("large", "BF16", 2055, 4096);
+  task.Quantize("spilled", kSmallGroups, "BF16", large, 2055, 4096);
+  task.Finish();
+  Move(task);
+  const auto run = [&] {
+    FakeFetcher fetcher;
+    FakeSink sink(output_);
+    TaskOptions options = Remote(&fetcher, &sink);
+    options.spool = small;
+    const quern::v1::Failure failure = FailureOf(Fails(task, options));
+    EXPECT_EQ(failure.reason(), quern::v1::IO_ERROR) << failure.message();
+    EXPECT_GT(failure.bytes_needed(), 64 << 10);
+    EXPECT_THAT(failure.message(), testing::AllOf(HasSubstr("--spool, " + small + ","), HasSubstr("disk full"),
+                                                  HasSubstr(absl::StrCat(failure.bytes_needed(), " bytes"))));
+  };
+  run();
+  std::thread([&] {
+    RefuseFallocate();
+    run();
+  }).join();
+  EXPECT_EQ(umount(small.c_str()), 0);
 }
 
 TEST_F(RemoteFilesTest, MappedPathsAreReadHere) {

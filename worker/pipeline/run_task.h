@@ -22,6 +22,8 @@ struct TaskOptions {
   int threads = 1;      // of the compute stage
   ReaderMode reader = ReaderMode::kAuto;
   std::string output_path;  // opened with O_CREAT|O_EXCL; empty for tasks without output, and with a sink
+  // Above output_path: below it no link is followed, so that whoever may make some there does not choose what is written and removed.
+  std::string output_root = "/";
 
   // For workers on other machines than the coordinator. Pointers may be null and outlive the task.
   PathMap paths;                    // where the files that the plan names are here

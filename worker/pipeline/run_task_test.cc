@@ -260,6 +260,27 @@ TEST_F(RunTaskTest, AnExistingOutputIsLeftAlone) {
   EXPECT_THAT(ReadFileToString(output_), IsOkAndHolds(std::string("mine")));
 }
 
+TEST_F(RunTaskTest, NothingIsWrittenBehindALinkBelowTheRoot) {
+  const TempDir farm = TempDir::Make("farm").value();
+  const std::string victim = JoinPath(farm.path(), "victim"), attempts = JoinPath(farm.path(), "out/.quern/attempts");
+  QUERN_ASSERT_OK(MakeDirectories(victim));
+  QUERN_ASSERT_OK(MakeDirectories(DirName(attempts)));
+  ASSERT_EQ(symlink(victim.c_str(), attempts.c_str()), 0);
+  ShardTask task(dir_.path());
+  task.Copy("all", 0, 1000);
+  task.Finish();
+  TaskOptions options = Options();
+  options.output_path = JoinPath(attempts, "0.1");
+  const absl::Status refused = Fails(task, options);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("symbolic link")));
+  EXPECT_EQ(FailureOf(refused).reason(), quern::v1::IO_ERROR);
+  EXPECT_THAT(ListDirectory(victim), IsOkAndHolds(IsEmpty()));
+  // What lies above the root is the administrator's.
+  options.output_root = attempts;
+  QUERN_EXPECT_OK(Fails(task, options));
+  EXPECT_THAT(ListDirectory(victim), IsOkAndHolds(SizeIs(1)));
+}
+
 TEST_F(RunTaskTest, TooLittleMemoryIsRefused) {
   ShardTask task(dir_.path());
   task.Copy("all", 0, 1000);

@@ -144,6 +144,9 @@ absl::StatusOr<std::unique_ptr<TaskContext>> TaskContext::Create(const quern::v1
 
 absl::Status TaskContext::Start() {
   began_ = Clock::Real()->Monotonic();
+  if (!options_.output_path.empty()) {
+    QUERN_ASSIGN_OR_RETURN(output_tree_, LinklessTree::Open(options_.output_root, DirName(options_.output_path)));
+  }
   if (absl::StatusOr<std::unique_ptr<Uring>> uring = Uring::Create(kRingDepth); uring.ok()) {
     uring_ = *std::move(uring);
   } else if (options_.reader == ReaderMode::kDirect) {
@@ -192,14 +195,14 @@ absl::Status TaskContext::Reserve(uint64_t size) {
 }
 
 absl::StatusOr<std::unique_ptr<SpillFile>> TaskContext::CreateSpill(uint64_t size) const {
-  if (options_.sink == nullptr) return SpillFile::Create(absl::StrCat(options_.output_path, ".spill"), size);
+  if (options_.sink == nullptr) return SpillFile::Create(absl::StrCat(options_.output_path, ".spill"), size, nullptr);
   const std::string path = JoinPath(options_.spool, absl::StrCat("quern-spill-", getpid(), "-", reinterpret_cast<uintptr_t>(this)));
-  absl::StatusOr<std::unique_ptr<SpillFile>> spill = SpillFile::Create(path, size);
-  if (!absl::IsResourceExhausted(spill.status())) return spill;
   // The job's own disk has room: it is this worker that cannot do the task.
-  return WithFailure(
-      absl::ResourceExhaustedError(absl::StrCat(spill.status().message(), "; ", size, " bytes are needed in the directory of --spool")),
-      quern::v1::IO_ERROR);
+  return SpillFile::Create(path, size, [size, spool = options_.spool](const absl::Status& full) {
+    return WithFailure(absl::ResourceExhaustedError(absl::StrCat("the directory of --spool, ", spool, ", has no room for the ", size,
+                                                                 " bytes that the task keeps there: ", full.message())),
+                       quern::v1::IO_ERROR, size);
+  });
 }
 
 absl::StatusOr<SourceHandle> TaskContext::OpenHere(const std::string& path) const {

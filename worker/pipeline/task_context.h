@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/file_roots.h"
 #include "quern/v1/plan.pb.h"
 #include "worker/io/buffer_pool.h"
 #include "worker/io/output_file.h"
@@ -83,6 +85,7 @@ class TaskContext {
   std::vector<Identity> identities_;  // of the sources when they were opened; of fetched ones nothing
   std::unique_ptr<SourceReader> reader_;
   std::unique_ptr<Engine> engine_;
+  std::optional<LinklessTree> output_tree_;
   std::unique_ptr<OutputFile> output_;
 };
 

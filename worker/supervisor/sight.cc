@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/file_roots.h"
 #include "base/status_macros.h"
 
 namespace quern::worker {
@@ -26,10 +28,20 @@ absl::Status CreateFile(const std::string& directory, absl::string_view nonce) {
   return RemoveFile(path);
 }
 
+// Under the same rule as the attempts that will write there.
+absl::StatusOr<std::optional<LinklessTree>> OutputTree(const quern::v1::SightChallenge& challenge, const PathMap& paths) {
+  if (challenge.create_in().empty()) return std::nullopt;
+  std::string root;
+  const std::string path = paths.Apply(challenge.create_in(), &root);
+  QUERN_ASSIGN_OR_RETURN(LinklessTree tree, LinklessTree::Open(root, path));
+  return tree;
+}
+
 absl::StatusOr<std::string> DigestSamples(const quern::v1::SightChallenge& challenge, const PathMap& paths) {
   if (challenge.offsets_size() > kMaxSightSamples) {
     return absl::InvalidArgumentError(absl::StrCat(challenge.offsets_size(), " samples, more than ", kMaxSightSamples));
   }
+  QUERN_ASSIGN_OR_RETURN(const std::optional<LinklessTree> output, OutputTree(challenge, paths));
   const std::string path = paths.Apply(challenge.path());
   QUERN_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
   struct stat info;

@@ -1,6 +1,7 @@
 #include "worker/supervisor/sight.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -89,6 +90,17 @@ TEST_F(SightTest, DirectoryThatTakesNoFileIsNotSeen) {
   const quern::v1::SightAnswer answer = AnswerSight(challenge_, paths_);
   EXPECT_FALSE(answer.seen());
   EXPECT_THAT(answer.detail(), HasSubstr("gone/sight-"));
+}
+
+TEST_F(SightTest, OutputBehindALinkIsNotSeenUnlessItIsMapped) {
+  const std::string link = dir_->path() + ".link";
+  ASSERT_EQ(symlink(dir_->path().c_str(), link.c_str()), 0);
+  challenge_.set_create_in(link);
+  EXPECT_THAT(AnswerSight(challenge_, paths_).detail(), HasSubstr("symbolic link"));
+  QUERN_ASSERT_OK(paths_.Add("/theirs=" + link));
+  challenge_.set_create_in("/theirs");
+  EXPECT_TRUE(AnswerSight(challenge_, paths_).seen());
+  ASSERT_EQ(unlink(link.c_str()), 0);
 }
 
 TEST_F(SightTest, TooManySamplesAreNotRead) {

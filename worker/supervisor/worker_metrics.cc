@@ -108,6 +108,18 @@ void WorkerMetrics::AttemptDied(size_t slot, AttemptStatus::State state, quern::
   CountEnd(slot, state, reason);
 }
 
+absl::Status WorkerMetrics::Live() const {
+  MutexLock lock(&mutex_);
+  return absl::OkStatus();
+}
+
+absl::Status WorkerMetrics::Ready() const {
+  MutexLock lock(&mutex_);
+  if (draining_) return absl::UnavailableError("the worker takes no more tasks and will leave");
+  if (!reachable_) return absl::UnavailableError("the coordinator has not answered the last call");
+  return absl::OkStatus();
+}
+
 std::vector<MetricFamily> WorkerMetrics::Collect() const {
   std::vector<MetricFamily> out;
   const auto add = [&out](Kind kind, const char* name, const char* help) -> MetricFamily& { return out.emplace_back(kind, name, help); };

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/metrics.h"
 #include "base/mutex.h"
@@ -37,6 +38,11 @@ class WorkerMetrics {
   void AttemptEnded(size_t slot, const quern::v1::AttemptStatus& status);
   // It ends without a word of its executor.
   void AttemptDied(size_t slot, quern::v1::AttemptStatus::State state, quern::v1::FailureReason reason);
+
+  // It counts still.
+  absl::Status Live() const;
+  // The coordinator has answered the last call, and the worker is not about to leave: UNAVAILABLE says what is not so.
+  absl::Status Ready() const;
 
   // As they are now. Looks at /proc for the memory of executors.
   std::vector<MetricFamily> Collect() const;
