@@ -123,6 +123,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
                                flags.in_memory ? "state in memory" : absl::StrCat("state in ", flags.state_dir), ")");
   options.lease = flags.lease;
   options.settle = flags.is_private ? absl::ZeroDuration() : flags.lease;
+  options.bad_input_witnesses = flags.is_private ? 1 : 2;
   options.keep_jobs_for = flags.keep_jobs_for;
   options.keep_jobs = static_cast<size_t>(flags.keep_jobs);
   options.log = [](const std::string& line) { spdlog::info("{}", line); };

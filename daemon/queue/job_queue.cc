@@ -686,8 +686,8 @@ void JobQueue::EndFailed(const AttemptRef& ref, const quern::v1::Failure& failur
     if (failure.reason() == quern::v1::BAD_INPUT) {
       std::set<std::string>& said = job.trouble[ref.task].bad_input_on;
       said.insert(worker);
-      is_so = said.size() > 1;
-      if (is_so) absl::StrAppend(&message, " (found on workers ", absl::StrJoin(said, " and "), ")");
+      is_so = said.size() >= options_.bad_input_witnesses;
+      if (said.size() > 1) absl::StrAppend(&message, " (found on workers ", absl::StrJoin(said, " and "), ")");
     }
   }
   if (attempt.purpose() == quern::v1::STRAGGLER) job.trouble[ref.task].second_try_failed = true;

@@ -134,6 +134,8 @@ struct JobQueueOptions {
   absl::Duration retry_backoff = absl::Seconds(1);
   absl::Duration max_retry_backoff = absl::Minutes(1);
   uint32_t set_aside_after = 5;  // 0: never
+  // Workers that must find a task's weights bad (BAD_INPUT) before its job fails for it at once.
+  size_t bad_input_witnesses = 2;
   // A task that no worker has memory for fails, but not before workers have had this long to come back after a restart.
   absl::Duration settle = absl::Seconds(30);
   absl::Duration audit_patience = absl::Seconds(30);

@@ -316,6 +316,15 @@ TEST_F(JobQueueTest, BadInputOfTheOnlyWorkerFailsTheJobInTheEnd) {
   EXPECT_THAT(Get(job).error().message(), HasSubstr("NaN in w at [0, 3]"));
 }
 
+TEST_F(JobQueueTest, BadInputFailsTheJobAtOnceWhereOneWitnessIsEnough) {
+  set_options_ = [](JobQueueOptions* options) { options->bad_input_witnesses = 1; };
+  Restart();
+  const uint64_t job = AddTasks(1);
+  Sync(WithFailure(Worker("a", 0), Granted(Worker("a")), quern::v1::BAD_INPUT, "NaN in w at [0, 3]"));
+  EXPECT_EQ(Get(job).error().reason(), "BAD_INPUT");
+  EXPECT_EQ(Get(job).error().message(), "task 0 (shard 0): NaN in w at [0, 3]");
+}
+
 TEST_F(JobQueueTest, TaskIsGivenToNobodyWhileTheCoordinatorLooksAtItsSource) {
   std::function<void(absl::Status)> looked;
   set_options_ = [&looked](JobQueueOptions* options) {

@@ -166,6 +166,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   queue.lease = self->options_.lease;
   queue.retry_backoff = self->options_.retry_backoff;
   queue.settle = self->options_.settle;
+  queue.bad_input_witnesses = self->options_.bad_input_witnesses;
   queue.long_poll = self->options_.long_poll;
   queue.can_stream = [](const quern::v1::SynchronizeRequest& worker, uint64_t, quern::v1::SightChallenge::What) {
     return worker.data_plane();

@@ -50,6 +50,8 @@ struct CoordinatorOptions {
   std::function<absl::StatusOr<uint64_t>(const std::string&)> free_disk_space = FreeDiskSpace;
   // As JobQueueOptions.settle; a coordinator of one command has no workers that could come back.
   absl::Duration settle = absl::Seconds(30);
+  // As JobQueueOptions.bad_input_witnesses; a coordinator of one command takes the word of its own worker.
+  size_t bad_input_witnesses = 2;
   // Ended jobs that are older, or more than the newest so many, are deleted, as DeleteJob does.
   absl::Duration keep_jobs_for = absl::InfiniteDuration();
   size_t keep_jobs = SIZE_MAX;
