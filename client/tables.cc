@@ -19,7 +19,7 @@ void Table::AddRow(std::vector<std::string> cells) {
   cells.resize(columns_.size());
   for (std::string& cell : cells) {
     for (size_t at = FindControl(cell); at != std::string::npos; at = FindControl(cell)) {
-      cell.replace(at, std::max<size_t>(1, Utf8SequenceLength(cell, at)), " ");
+      cell.replace(at, std::max<size_t>(1, Utf8SequenceLength(cell, at)), 1, ' ');
     }
   }
   rows_.push_back(std::move(cells));

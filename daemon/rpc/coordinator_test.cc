@@ -805,7 +805,8 @@ class PlantedLinkTest : public CoordinatorTest, public testing::WithParamInterfa
   std::string Victim() {
     std::string found;
     for (const char* directory : {"", ".quern", ".quern/attempts", "attempts"}) {
-      for (const std::string& name : ListDirectory(JoinPath(victim_, directory)).value()) {
+      const std::vector<std::string> names = ListDirectory(JoinPath(victim_, directory)).value();
+      for (const std::string& name : names) {
         const std::string path = JoinPath(JoinPath(victim_, directory), name);
         absl::StrAppend(&found, path, "=", ReadFileToString(path).value_or("-"), ";");
       }
