@@ -3,6 +3,7 @@
 # under $TMPDIR or /tmp); it needs 30 GB free for the full width. Arguments go to disk_bench.py (see --help).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+[[ " $* " == *" --help "* ]] && exec python3 tests/bench/disk_bench.py --help
 if [[ -x build/release/tests/bench/quern_quant_bench ]]; then
   build/release/tests/bench/quern_quant_bench --benchmark_min_time=0.2
 fi
