@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
@@ -68,6 +69,7 @@ constexpr absl::string_view kParameters[] = {
     "qzeros",
     "scales",
     "g_idx",
+    "SCB",
     "e_score_correction_bias",
     "expert_bias",
     "router_bias",
@@ -77,6 +79,12 @@ constexpr absl::string_view kParameters[] = {
     "dt_bias",
     "sinks",
 };
+
+// What bitsandbytes stores beside "<module>.weight", under its name.
+bool IsWeightState(absl::string_view parameter) {
+  return parameter == "absmax" || parameter == "quant_map" || parameter == "nested_absmax" || parameter == "nested_quant_map" ||
+         absl::StartsWith(parameter, "quant_state.");
+}
 
 // Takes the component before the first '.' off `name`; all of it when there is no '.'.
 absl::string_view TakeComponent(absl::string_view* name) {
@@ -332,6 +340,10 @@ ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig
   if (last.size() < tensor_name.size() && std::find(std::begin(kParameters), std::end(kParameters), last) != std::end(kParameters)) {
     module.remove_suffix(last.size() + 1);
     identity.parameter = std::string(last);
+  } else if (const size_t weight = tensor_name.rfind(".weight.");
+             weight != absl::string_view::npos && IsWeightState(tensor_name.substr(weight + strlen(".weight.")))) {
+    module = tensor_name.substr(0, weight);
+    identity.parameter = std::string(tensor_name.substr(weight + 1));
   }
   identity.module = std::string(module);
   identity.transformers_name = TransformersName(module, rules_->renames);

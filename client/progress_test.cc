@@ -119,6 +119,15 @@ TEST_F(ProgressTest, FailedTasksAreShown) {
   EXPECT_THAT(progress.Line(job), HasSubstr("3/12 tasks (2 failed)"));
 }
 
+TEST_F(ProgressTest, VerificationThatFoundSomethingDoesNotSaySucceeded) {
+  Progress progress = Make(/*terminal=*/false);
+  Job job = RunningJob(kGiB, kGiB);
+  job.set_state(Job::SUCCEEDED);
+  EXPECT_THAT(progress.Line(job), HasSubstr("succeeded"));
+  job.add_mismatches();
+  EXPECT_THAT(progress.Line(job), AllOf(HasSubstr("mismatch"), Not(HasSubstr("succeeded"))));
+}
+
 TEST(RateMeterTest, ForgetsWhatIsOlderThanItsWindow) {
   RateMeter meter(absl::Seconds(10));
   meter.Add(absl::Seconds(0), 0);

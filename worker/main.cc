@@ -160,7 +160,8 @@ absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
   settings.spool = flags.spool.empty() ? DefaultSpool() : flags.spool;
   if (struct stat spool;
       stat(settings.spool.c_str(), &spool) != 0 || !S_ISDIR(spool.st_mode) || access(settings.spool.c_str(), W_OK | X_OK) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--spool ", settings.spool, ": no directory in which files can be made"));
+    return absl::InvalidArgumentError(absl::StrCat(flags.spool.empty() ? "$TMPDIR, where parts of shards go without --spool: " : "--spool ",
+                                                   settings.spool, ": no directory in which files can be made"));
   }
   return settings;
 }

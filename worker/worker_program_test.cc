@@ -191,6 +191,15 @@ TEST_F(WorkerProgramTest, UsageErrorsSayWhatIsWrong) {
   }
 }
 
+TEST_F(WorkerProgramTest, MissingTemporaryDirectoryIsCalledByItsVariable) {
+  ASSERT_EQ(setenv("TMPDIR", "/nowhere", 1), 0);
+  Subprocess child = Spawn({"--server", "unix:/x"});
+  ASSERT_EQ(unsetenv("TMPDIR"), 0);
+  QUERN_ASSERT_OK_AND_ASSIGN(const ExitState state, child.Wait());
+  EXPECT_EQ(state.ToString(), "exit status 2");
+  EXPECT_THAT(Log(), testing::AllOf(HasSubstr("$TMPDIR"), HasSubstr("/nowhere")));
+}
+
 TEST_F(WorkerProgramTest, SaysWhoItIs) {
   Subprocess worker =
       Spawn({"--server", "unix:" + socket_path(), "--memory", "64MiB", "--threads", "3", "--name", "node7", "--available-for", "2h"});

@@ -403,9 +403,9 @@ TEST(QuantizePlan, FusedSetsMustAgree) {
   }
   source.Write();
   EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32, ignore: ['*.q_proj', '*.experts.1.*']}"), false),
-              StatusIs(kInvalid,
-                       AllOf(HasSubstr("model.layers.0.self_attn.q_proj: not quantized"), HasSubstr("model.layers.0.self_attn.k_proj"),
-                             HasSubstr("model.layers.1.mlp.experts.1.gate_proj"), HasSubstr("model.layers.1.mlp.experts.{0,2}.up_proj"))));
+              StatusIs(kInvalid, AllOf(HasSubstr("model.layers.0.self_attn.q_proj: not quantized (ignore"),
+                                       HasSubstr("model.layers.0.self_attn.k_proj"), HasSubstr("model.layers.1.mlp.experts.1.gate_proj"),
+                                       HasSubstr("model.layers.1.mlp.experts.{0,2}.up_proj"))));
 }
 
 TEST(QuantizePlan, StacksOfExpertsAreRefusedWhenTargeted) {
@@ -461,9 +461,21 @@ TEST(QuantizePlan, ScalesThatBelongToNoWeightAreNamed) {
 
 // Whoever reads the result would take them for a part of what lies beside them: the new format of a weight, or a plain one.
 TEST(QuantizePlan, DescriptionsBesidePlainWeightsAreDropped) {
-  static constexpr const char* kStrays[] = {"weight_scale",     "weight_scale_inv",    "weight_scale_2",  "weight_zero_point",
-                                            "weight_g_idx",     "weight_global_scale", "weight_shape",    "input_scale",
-                                            "input_zero_point", "input_global_scale",  "activation_scale"};
+  static constexpr const char* kStrays[] = {"weight_scale",
+                                            "weight_scale_inv",
+                                            "weight_scale_2",
+                                            "weight_zero_point",
+                                            "weight_g_idx",
+                                            "weight_global_scale",
+                                            "weight_shape",
+                                            "input_scale",
+                                            "input_zero_point",
+                                            "input_global_scale",
+                                            "activation_scale",
+                                            "g_idx",
+                                            "SCB",
+                                            "weight.absmax",
+                                            "weight.quant_state.bitsandbytes__nf4"};
   TestCheckpoint source("llama");
   source.AddDenseLayer(0, 64, 128);
   source.AddOuter(32, 64);
@@ -481,6 +493,18 @@ TEST(QuantizePlan, DescriptionsBesidePlainWeightsAreDropped) {
     EXPECT_EQ(fates.at(name).fate(), TensorFate::DROPPED) << name;
     EXPECT_THAT(fates.at(name).reason(), HasSubstr("the one beside it is plain")) << name;
   }
+}
+
+TEST(QuantizePlan, WeightsOfBitsandbytesAreRefusedByName) {
+  TestCheckpoint source("llama");
+  source.AddDenseLayer(0, 64, 128);
+  source.AddOuter(32, 64);
+  source.Add({"model.layers.0.mlp.other_proj.weight", {4096, 1}, DType::kU8});
+  source.Add({"model.layers.0.mlp.other_proj.weight.absmax", {128}, DType::kF32});
+  source.Add({"model.layers.0.mlp.other_proj.weight.quant_state.bitsandbytes__nf4", {90}, DType::kU8});
+  source.Write();
+  EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: W4A16, group_size: 32}"), false),
+              StatusIs(kInvalid, AllOf(HasSubstr("other_proj"), HasSubstr("bitsandbytes"))));
 }
 
 TEST(QuantizePlan, DescriptionsBesidePlainStacksAreDroppedAndOthersKept) {

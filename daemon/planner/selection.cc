@@ -433,8 +433,9 @@ class Selector {
       if (std::all_of(members.begin(), members.end(), [&](size_t i) { return modules()[i].scheme == first; })) continue;
       std::map<std::string, std::vector<std::string>> by_scheme;
       for (size_t i : members) {
-        const quant::Scheme* const scheme = modules()[i].scheme;
-        by_scheme[scheme == nullptr ? "not quantized" : scheme->spec().ToString()].push_back(modules()[i].identity.module);
+        const SelectedModule& module = modules()[i];
+        by_scheme[module.scheme == nullptr ? absl::StrCat("not quantized (", module.reason, ")") : module.scheme->spec().ToString()]
+            .push_back(module.identity.module);
       }
       if (by_scheme.size() == 1) continue;
       std::vector<std::string> parts;

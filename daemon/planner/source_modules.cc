@@ -39,6 +39,9 @@ bool IsStrayBesidePlain(absl::string_view parameter) {
 
 uint64_t Blocks(uint64_t n) { return (n + kBlock - 1) / kBlock; }
 
+// bitsandbytes' tensors beside a weight.
+constexpr absl::string_view kWeightStates = "weight.";
+
 // Parameters of formats that cannot be read.
 bool IsForeignParameter(absl::string_view parameter) { return parameter == "qweight" || parameter == "qzeros" || parameter == "scales"; }
 
@@ -165,6 +168,10 @@ class Gatherer {
     const size_t* const weight = Find(parts, "weight");
     if (weight == nullptr) return none;
     const TensorInfo& info = Info(*weight);
+    const bool codes = IsCodeDType(info.dtype) && std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+                         return part.first == "SCB" || absl::StartsWith(part.first, kWeightStates);
+                       });
+    if (codes) return Unreadable("it is in a format of bitsandbytes, which cannot be read");
     if (info.shape.size() != 2) return none;
     if (IsPlainDType(info.dtype) || info.elements() == 0) return std::optional<SourceWeight>(Plain(*weight));
     switch (info.dtype) {
@@ -680,11 +687,24 @@ class Gatherer {
 }  // namespace
 
 bool IsStorageParameter(absl::string_view parameter) {
-  static constexpr absl::string_view kNames[] = {
-      "weight_packed",       "weight_scale",       "weight_scale_inv", "weight_scale_2", "scale",
-      "weight_global_scale", "weight_zero_point",  "weight_g_idx",     "weight_shape",   "input_scale",
-      "input_zero_point",    "input_global_scale", "activation_scale", "output_scale",   "pre_quant_scale"};
-  return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
+  static constexpr absl::string_view kNames[] = {"weight_packed",
+                                                 "weight_scale",
+                                                 "weight_scale_inv",
+                                                 "weight_scale_2",
+                                                 "scale",
+                                                 "weight_global_scale",
+                                                 "weight_zero_point",
+                                                 "weight_g_idx",
+                                                 "weight_shape",
+                                                 "input_scale",
+                                                 "input_zero_point",
+                                                 "input_global_scale",
+                                                 "activation_scale",
+                                                 "output_scale",
+                                                 "pre_quant_scale",
+                                                 "g_idx",
+                                                 "SCB"};
+  return absl::StartsWith(parameter, kWeightStates) || std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
 }
 
 bool SourceWeight::DecodesToAnyDType() const {
