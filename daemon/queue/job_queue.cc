@@ -898,13 +898,13 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
   JobError error;
   error.set_reason(kMismatch);
   error.set_task(TaskName(job.record.id(), task));
-  error.set_message(
-      absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
-                   HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
-                   HexDigest(record.sha256()), " from the same input: one of the two machines computes or stores wrongly. Compare ",
-                   options_.attempt_path(output, task, attempt), " and ", options_.attempt_path(output, task, record.committed_attempt()),
-                   ", take that machine out (quern cordon), then run the job again (quern retry): this task is done anew. ",
-                   DescribeDispute(job, task, worker, record.committed_by())));
+  error.set_message(absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
+                                 HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
+                                 HexDigest(record.sha256()), " from the same input: one of the two machines computes wrongly. Compare ",
+                                 options_.attempt_path(output, task, attempt), " and ",
+                                 options_.attempt_path(output, task, record.committed_attempt()),
+                                 ", take that machine out (quern cordon), then run the job again (quern retry): this task is done anew. ",
+                                 DescribeDispute(job, task, worker, record.committed_by())));
   ++counts_.mismatches;
   Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
                    MessageField(error.message())));
