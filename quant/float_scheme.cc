@@ -381,6 +381,30 @@ float FloatScheme::GlobalScaleOf(DType dtype, const Statistics& statistics) cons
   return WithDType(dtype, [&](auto d) { return scalar::Nvfp4GlobalScale<decltype(d)>(observed.amax, precise); });
 }
 
+absl::Status FloatScheme::CheckActivationAmax(DType dtype, float amax) const {
+  if (!std::isfinite(amax) || amax <= 0) return absl::InvalidArgumentError("and is to be a finite number above 0");
+  const bool precise = spec_.numerics == Numerics::kPrecise;
+  const bool rounded = !is_modelopt() && !precise;
+  const absl::string_view remedy = rounded ? "; numerics: precise has more room" : "";
+  if (rounded && !std::isfinite(Rounded(dtype, amax))) {
+    return absl::InvalidArgumentError(absl::StrCat("which overflows ", DTypeName(dtype), ", the dtype of the weight", remedy));
+  }
+  // Where the formula gives none, a stand-in would be stored that has nothing to do with the inputs.
+  const bool nvfp4 = spec_.activations == Activations::kNvfp4Static;
+  constexpr float kNvfp4Range = scalar::E4m3::kLargest * scalar::E2m1::kLargest;
+  const bool has_scale = WithDType(dtype, [&](auto d) {
+    using D = decltype(d);
+    if (is_modelopt()) return amax / (nvfp4 ? kNvfp4Range : scalar::E4m3::kLargest) > 0;
+    if (!nvfp4) return D::Round((precise ? amax : D::Round(amax)) / scalar::E4m3::kLargest) > 0;
+    if (precise) return kNvfp4Range / amax <= scalar::F32::kLargest;
+    const float largest = D::Round(amax);
+    return largest >= scalar::SmallestNormal<D>() && D::Round(D::Round(1 / largest) * kNvfp4Range) <= scalar::F32::kLargest;
+  });
+  if (has_scale) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("too little for a scale", is_modelopt() ? "" : absl::StrCat(" in ", DTypeName(dtype)), remedy));
+}
+
 absl::StatusOr<std::vector<std::string>> FloatScheme::ComputedRegions(DType dtype, Shape2D, const Statistics* statistics,
                                                                       const ModuleInputs& inputs) const {
   std::vector<std::string> regions;
@@ -406,14 +430,12 @@ absl::StatusOr<std::vector<std::string>> FloatScheme::ComputedRegions(DType dtyp
   float amax = *inputs.activation_amax;
   const bool nvfp4 = spec_.activations == Activations::kNvfp4Static;
   if (nvfp4) dtype = static_cast<const AmaxStatistics*>(statistics)->dtype.value_or(dtype);
+  if (absl::Status status = CheckActivationAmax(dtype, amax); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("the largest magnitude of the module's inputs is ", amax, ", ", status.message()));
+  }
   const bool precise = spec_.numerics == Numerics::kPrecise;
   // The observer of llm-compressor holds it in the dtype of the model.
   if (!is_modelopt() && !precise) amax = Rounded(dtype, amax);
-  if (!std::isfinite(amax) || amax < 0 || (is_modelopt() && amax == 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("the largest magnitude of the module's inputs is ", *inputs.activation_amax,
-                                                   is_modelopt() ? ": a positive number is needed" : ": no finite magnitude in ",
-                                                   is_modelopt() ? absl::string_view() : DTypeName(dtype)));
-  }
   regions.emplace_back();
   if (is_modelopt()) {
     AppendFloat(regions.back(), DType::kF32, nvfp4 ? scalar::ModelOptNvfp4Scale2(amax) : scalar::ModelOptFp8Scale(amax));

@@ -36,6 +36,7 @@ class FloatScheme : public Scheme {
   double EffectiveBits(DType dtype, Shape2D shape) const override;
   bool SharesSetScale() const override;
   bool NeedsActivationAmax() const override;
+  absl::Status CheckActivationAmax(DType dtype, float amax) const override;
   bool NeedsImportance() const override { return spec_.observer == Observer::kImportance; }
   bool NeedsStatistics(Shape2D weight, Shape2D tile) const override;
   std::unique_ptr<Statistics> NewStatistics(Shape2D weight) const override;

@@ -5,11 +5,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "base/status_matchers.h"
 #include "quant/scheme.h"
 #include "quant/test_weight.h"
@@ -362,9 +364,6 @@ TEST(FloatSchemeTest, ScalesOfActivationsAreThoseOfTheLibraries) {
   EXPECT_EQ(scale("float8 tensor symmetric observer=minmax numerics=reference scale=f32 activations=fp8_static convention=modelopt",
                   DType::kBF16),
             0x1.0ea0eap-7f);
-  inputs.activation_amax = 0;
-  EXPECT_EQ(scale(nvfp4, DType::kF16), 1.0f);
-  EXPECT_EQ(scale(fp8, DType::kF16), 0x1p-10f);
 }
 
 TEST(FloatSchemeTest, MagnitudesOfActivationsThatGiveNoScaleAreRefused) {
@@ -377,14 +376,42 @@ TEST(FloatSchemeTest, MagnitudesOfActivationsThatGiveNoScaleAreRefused) {
   EXPECT_FALSE(SchemeOf(kNvfp4).NeedsActivationAmax());
   EXPECT_THAT(encode(nvfp4, {}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("none of their magnitudes")));
   ModuleInputs inputs;
-  for (const float amax : {-1.0f, std::nanf(""), 70000.0f}) {  // beyond F16
+  for (const float amax : {-1.0f, 0.0f, std::nanf("")}) {
     inputs.activation_amax = amax;
-    EXPECT_THAT(encode(nvfp4, inputs), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no finite magnitude in F16")));
+    EXPECT_THAT(encode(nvfp4, inputs), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("finite number above 0")));
   }
-  inputs.activation_amax = 0;
-  EXPECT_THAT(
-      encode("float8 tensor symmetric observer=minmax numerics=reference scale=f32 activations=fp8_static convention=modelopt", inputs),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("positive")));
+  inputs.activation_amax = 70000;
+  EXPECT_THAT(encode(nvfp4, inputs), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overflows F16")));
+}
+
+TEST(FloatSchemeTest, RangeOfMagnitudesOfActivations) {
+  const std::string nvfp4 = absl::StrCat(kNvfp4, " activations=nvfp4_static");
+  const std::string precise = absl::StrReplaceAll(nvfp4, {{"numerics=reference", "numerics=precise"}});
+  const std::string fp8 = absl::StrCat(kFp8Tensor, " activations=fp8_static");
+  const std::string modelopt_nvfp4 =
+      "float4 tensor_group=16 symmetric observer=minmax numerics=reference scale=e4m3 activations=nvfp4_static convention=modelopt";
+  const std::string modelopt_fp8 =
+      "float8 tensor symmetric observer=minmax numerics=reference scale=f32 activations=fp8_static convention=modelopt";
+  struct Case {
+    std::string scheme;
+    DType dtype;
+    float least, below, largest, above;  // good, refused, good, refused
+  };
+  constexpr float kLargest = std::numeric_limits<float>::max(), kInfinity = std::numeric_limits<float>::infinity();
+  for (const Case& c :
+       {Case{nvfp4, DType::kF16, 0x1.508p-5f, 0x1.4f8p-5f, 65519, 65520},
+        Case{nvfp4, DType::kBF16, 0x1p-116f, 0x1p-117f, 0x1.FEp127f, 3.4e38f},
+        Case{precise, DType::kF16, 0x1p-116f, 0x1p-117f, kLargest, kInfinity}, Case{fp8, DType::kF16, 0x1p-15f, 0x1p-17f, 65519, 65520},
+        Case{fp8, DType::kBF16, 0x1p-124f, 0x1p-126f, 0x1.FEp127f, 3.4e38f},
+        Case{modelopt_nvfp4, DType::kBF16, 0x1p-137f, 0x1p-140f, kLargest, kInfinity},
+        Case{modelopt_fp8, DType::kF16, 0x1p-140f, 0x1p-143f, kLargest, kInfinity}}) {
+    SCOPED_TRACE(absl::StrCat(c.scheme, " ", DTypeName(c.dtype)));
+    const Scheme& scheme = SchemeOf(c.scheme);
+    QUERN_EXPECT_OK(scheme.CheckActivationAmax(c.dtype, c.least));
+    QUERN_EXPECT_OK(scheme.CheckActivationAmax(c.dtype, c.largest));
+    EXPECT_THAT(scheme.CheckActivationAmax(c.dtype, c.below), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("too little")));
+    EXPECT_THAT(scheme.CheckActivationAmax(c.dtype, c.above), StatusIs(absl::StatusCode::kInvalidArgument));
+  }
 }
 
 TEST(FloatSchemeTest, NonfiniteElementsFailNamingThePlaceOrAreReplaced) {

@@ -56,6 +56,8 @@ absl::StatusOr<const Scheme*> Scheme::For(const SchemeSpec& spec) {
   return scheme.get();
 }
 
+absl::Status Scheme::CheckActivationAmax(DType, float) const { return absl::OkStatus(); }
+
 absl::StatusOr<std::vector<std::string>> Scheme::ComputedRegions(DType, Shape2D, const Statistics*, const ModuleInputs&) const {
   return std::vector<std::string>();
 }

@@ -113,6 +113,8 @@ class Scheme {
   // Whether ModuleInputs::importance, ModuleInputs::activation_amax are needed.
   virtual bool NeedsImportance() const { return false; }
   virtual bool NeedsActivationAmax() const { return false; }
+  // INVALID_ARGUMENT says why no scale can be stored for inputs of this magnitude beside a weight of the dtype ("overflows F16").
+  virtual absl::Status CheckActivationAmax(DType dtype, float amax) const;
   // Whether tiles of this form need the statistics pass (channel scales over segments; a scale over a whole tensor or set).
   virtual bool NeedsStatistics(Shape2D weight, Shape2D tile) const = 0;
   virtual std::unique_ptr<Statistics> NewStatistics(Shape2D weight) const = 0;

@@ -78,6 +78,15 @@ std::string Escape(absl::string_view dotted, bool wild, bool routed) {
   return absl::StrJoin(parts, "\\.");
 }
 
+// The entry for one name: the name itself where readers take it for nothing else. A text that begins with "re:" is a regex to them, and one
+// component can be the name of a class of modules, of which a target may be any part in vLLM, whatever the case; no class has a '_'.
+std::string ExactEntry(const Name& name, bool target) {
+  const bool capitals = std::any_of(name.text.begin(), name.text.end(), [](char c) { return c >= 'A' && c <= 'Z'; });
+  const bool no_class = absl::StrContains(name.text, ".") || (!capitals && (absl::StrContains(name.text, "_") || !target));
+  if (no_class && !name.text.empty() && !absl::StartsWith(name.text, "re:")) return name.text;
+  return absl::StrCat("re:^", Escape(name.text, false, name.expert), "$");
+}
+
 // "re:<head><leaf>$", with several leaves as alternatives.
 std::string TargetText(absl::string_view head, const std::set<std::string>& leaves) {
   return absl::StrCat("re:", head, leaves.size() == 1 ? *leaves.begin() : absl::StrCat("(", absl::StrJoin(leaves, "|"), ")"), "$");
@@ -102,7 +111,7 @@ class TargetFinder {
       if (open.empty()) break;
       QUERN_ASSIGN_OR_RETURN(open, Try(width, open));
     }
-    for (size_t i : open) targets_[names_[i].scheme].push_back({NaturalKey(names_[i].text), names_[i].text});
+    for (size_t i : open) targets_[names_[i].scheme].push_back({NaturalKey(names_[i].text), ExactEntry(names_[i], /*target=*/true)});
     std::vector<std::vector<std::string>> texts(targets_.size());
     for (size_t s = 0; s < targets_.size(); ++s) {
       std::sort(targets_[s].begin(), targets_[s].end());
@@ -285,7 +294,7 @@ absl::StatusOr<std::string> BuildQuantizationConfig(const std::vector<quant::Sch
   }
   std::set<std::pair<std::string, std::string>> ignore;
   for (const Name& name : names) {
-    if (name.scheme < 0) ignore.insert({NaturalKey(name.text), name.text});
+    if (name.scheme < 0) ignore.insert({NaturalKey(name.text), ExactEntry(name, /*target=*/false)});
   }
   Json ignored = Json::array();
   for (const auto& [key, text] : ignore) ignored.push_back(text);

@@ -15,6 +15,7 @@ using Json = nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
 
 quant::SchemeSpec Int4() {
   quant::SchemeSpec spec;
@@ -92,6 +93,21 @@ TEST(EmittedConfig, ChannelHasNoGroupSizeAndSymmetricNoZeroPoint) {
   EXPECT_TRUE(weights["group_size"].is_null());
   EXPECT_TRUE(weights["zp_dtype"].is_null());
   EXPECT_EQ(weights.size(), 12u);
+}
+
+TEST(EmittedConfig, NameThatReadersCouldTakeForSomethingElseIsSpelledAsARegex) {
+  const Json config = Build({Int4()}, {{"Linear", "", Role::kOther, false, 0},
+                                       {"head", "", Role::kOther, false, 0},
+                                       {"", "", Role::kOther, false, 0},
+                                       {"re:.*", "", Role::kOther, false, 0},
+                                       {"re:a.b", "", Role::kOther, false, 0},
+                                       {"encoder.proj", "", Role::kOther, false, 0},
+                                       {"lm_head", "", Role::kLmHead, false, -1},
+                                       {"Embedding", "", Role::kOther, false, -1},
+                                       {"re:[", "", Role::kOther, false, -1}});
+  EXPECT_THAT(Targets(config, "group_0"),
+              UnorderedElementsAre("re:^$", "re:^Linear$", "re:^head$", "re:^re\\:\\.\\*$", "re:^re\\:a\\.b$", "encoder.proj"));
+  EXPECT_THAT(config["ignore"].get<std::vector<std::string>>(), UnorderedElementsAre("lm_head", "re:^Embedding$", "re:^re\\:\\[$"));
 }
 
 TEST(EmittedConfig, EveryPreset) {

@@ -175,6 +175,10 @@ absl::StatusOr<ModelOptConfigs> BuildModelOptConfigs(const std::vector<quant::Sc
   }
   const NamesWithin finder(names);
   std::set<std::string> unsafe;
+  // Loaders take an entry for a glob.
+  for (const std::string& name : names) {
+    if (name.find_first_of("*?[") != std::string::npos) unsafe.insert(name);
+  }
   for (const auto& [key, entry] : quantized) finder.Find(entry.first, [&](const std::string& name) { unsafe.insert(name); });
 
   OrderedJson exclude = OrderedJson::array();

@@ -100,6 +100,14 @@ TEST(ModelOptConfig, NoExcludedNameStandsWithinAQuantizedOne) {
   EXPECT_EQ(Json::parse(configs.quantization_config)["quant_algo"], "W4A16_NVFP4");
 }
 
+TEST(ModelOptConfig, NoExcludedNameIsAGlob) {
+  for (const char* name : {"*", "a.gat?", "a.[g]ate"}) {
+    const Json config = Json::parse(BuildChecked({ModelOpt("NVFP4A16")}, {Module("a.gate", 0), Module(name, -1)}).quantization_config);
+    EXPECT_EQ(config["quant_algo"], "MIXED_PRECISION") << name;
+    EXPECT_EQ(config["ignore"], Json::array()) << name;
+  }
+}
+
 TEST(ModelOptConfig, CheckFindsEachKindOfDifference) {
   const std::vector<SchemeSpec> schemes = {ModelOpt("NVFP4A16"), ModelOpt("FP8_DYNAMIC")};
   const std::vector<ConfigModule> modules = {Module("a.up_proj", 0), Module("a.q_proj", 1), Module("lm_head", -1)};

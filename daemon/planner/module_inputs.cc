@@ -21,7 +21,6 @@ constexpr char kAmaxSuffix[] = ".input_amax";
 constexpr char kActivationScales[] = "--activation-scales";
 constexpr char kImportance[] = "--importance";
 constexpr size_t kNamesShown = 5;
-constexpr float kTooLargeForF16 = 65520;  // rounds to infinity
 
 }  // namespace
 
@@ -84,14 +83,14 @@ absl::StatusOr<ModuleInputs> ModuleInputs::Open(const std::string& activation_sc
 }
 
 absl::StatusOr<const checkpoint::TensorInfo*> ModuleInputs::Find(std::optional<File>& file, const char* option, const InputModule& module) {
-  if (!file.has_value()) return absl::NotFoundError(absl::StrCat(module.name, ": its scheme needs ", option, " FILE"));
+  if (!file.has_value()) return absl::NotFoundError(absl::StrCat("there is no ", option, " FILE, which the scheme needs, for"));
   for (const std::string* name : {&module.name, &module.other_name}) {
     const auto found = file->tensors.find(*name);
     if (name->empty() || found == file->tensors.end()) continue;
     file->unused.erase(*name);
     return &found->second;
   }
-  return absl::NotFoundError(absl::StrCat(option, " ", file->source.path(), " has no entry of ", module.name));
+  return absl::NotFoundError(absl::StrCat(option, " ", file->source.path(), " has no entry for"));
 }
 
 absl::Status ModuleInputs::AddTo(const InputModule& module, const quant::Scheme& scheme, quern::v1::TaskSpec& task,
@@ -105,14 +104,8 @@ absl::Status ModuleInputs::AddTo(const InputModule& module, const quant::Scheme&
     }
     QUERN_ASSIGN_OR_RETURN(const std::vector<float> values, ReadFloats(*activation_scales_, *info));
     const float amax = values[0];
-    if (!std::isfinite(amax) || amax <= 0) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", amax, "; an amax is a number above 0"));
-    }
-    const bool rounded =
-        scheme.spec().convention == quant::Convention::kCompressedTensors && scheme.spec().numerics == quant::Numerics::kReference;
-    if (rounded && module.dtype == DType::kF16 && amax >= kTooLargeForF16) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", amax, ", which overflows F16, the dtype of ",
-                                                     module.name, "; numerics: precise has room"));
+    if (absl::Status status = scheme.CheckActivationAmax(module.dtype, amax); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", amax, ", ", status.message()));
     }
     unit.set_activation_amax(amax);
   }

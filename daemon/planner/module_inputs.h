@@ -36,8 +36,9 @@ class ModuleInputs {
                                            quern::v1::PlanSummary& summary);
 
   // Sets the inputs that `scheme` needs; the task's source files get the file of importance where a view names it. NOT_FOUND when the
-  // files do not have the module, INVALID_ARGUMENT for a value of another shape or dtype, an amax that is no number above 0 (or too large
-  // for a scheme that rounds it to the weight's dtype), or an importance that is negative or not finite. Reads the values.
+  // files do not have the module (the message names the file and ends before the module's name, so that those of many can follow),
+  // INVALID_ARGUMENT for a value of another shape or dtype, an amax of which no scale can be made, or an importance that is negative or not
+  // finite. Reads the values.
   absl::Status AddTo(const InputModule& module, const quant::Scheme& scheme, quern::v1::TaskSpec& task, quern::v1::QuantizeUnit& unit);
 
   // Of entries that no module asked for, by now.

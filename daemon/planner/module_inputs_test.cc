@@ -16,6 +16,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 struct Values {
   std::string name;
@@ -84,7 +85,7 @@ TEST_F(ModuleInputsTest, WrongAmaxIsRefused) {
     EXPECT_THAT(inputs.AddTo({name, "", 16}, SchemeOf("NVFP4"), task_, unit_), StatusIs(kInvalid, HasSubstr(name))) << name;
   }
   EXPECT_THAT(inputs.AddTo({"missing", "", 16}, SchemeOf("NVFP4"), task_, unit_),
-              StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("missing"), HasSubstr("--activation-scales"))));
+              StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr(path), HasSubstr("--activation-scales"))));
 }
 
 TEST_F(ModuleInputsTest, AmaxThatOverflowsTheWeightsDTypeIsRefused) {
@@ -93,6 +94,15 @@ TEST_F(ModuleInputsTest, AmaxThatOverflowsTheWeightsDTypeIsRefused) {
   EXPECT_THAT(inputs.AddTo({"a", "", 16, DType::kF16}, SchemeOf("NVFP4"), task_, unit_), StatusIs(kInvalid, HasSubstr("overflows F16")));
   QUERN_EXPECT_OK(inputs.AddTo({"b", "", 16, DType::kF16}, SchemeOf("NVFP4"), task_, unit_));
   QUERN_EXPECT_OK(inputs.AddTo({"a", "", 16, DType::kBF16}, SchemeOf("NVFP4"), task_, unit_));
+}
+
+TEST_F(ModuleInputsTest, AmaxThatNoScaleCanBeMadeOfIsRefusedByTheNameOfItsFile) {
+  const std::string path = Write({{"huge", {}, {3.4e38f}}, {"tiny", {}, {1e-44f}}});
+  QUERN_ASSERT_OK_AND_ASSIGN(ModuleInputs inputs, ModuleInputs::Open(path, "", false, summary_));
+  for (const char* name : {"huge", "tiny"}) {
+    EXPECT_THAT(inputs.AddTo({name, "", 16}, SchemeOf("NVFP4"), task_, unit_),
+                StatusIs(kInvalid, StartsWith(absl::StrCat(path, ": ", name))));
+  }
 }
 
 TEST_F(ModuleInputsTest, WrongImportanceIsRefused) {

@@ -85,12 +85,11 @@ class QuantizePlanner {
     const std::vector<std::vector<size_t>> shards = LayOutShards(blocks_, summary().max_shard_size());
     plan_.tasks.reserve(shards.size());
     for (size_t i = 0; i < shards.size(); ++i) {
-      QUERN_RETURN_IF_ERROR(Annotate(MakeTask(shards[i], ShardName(i, shards.size())), ShardName(i, shards.size())));
+      QUERN_RETURN_IF_ERROR(MakeTask(shards[i], ShardName(i, shards.size())));
     }
-    if (!without_inputs_.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat(without_inputs_.size(),
-                                                     " modules have no entry in the file of --activation-scales or --importance:\n  ",
-                                                     absl::StrJoin(SummarizeNames(without_inputs_), "\n  ")));
+    for (const auto& [problem, modules] : without_inputs_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(problem, " ", modules.size(), " modules:\n  ", absl::StrJoin(SummarizeNames(modules), "\n  ")));
     }
     AddDropped();
     if (inputs_ != nullptr) QUERN_RETURN_IF_ERROR(EmitConfig());
@@ -244,7 +243,9 @@ class QuantizePlanner {
   absl::Status AddQuantized(const SelectedModule& module, TaskSources& sources, quern::v1::TaskSpec& task, ShardWriter& writer,
                             std::set<std::string>& observed, uint64_t& to_read) {
     const SourceWeight& weight = *module.weight;
-    QUERN_ASSIGN_OR_RETURN(const StoredForm* const form, forms_.Get(module.scheme, weight));
+    const absl::StatusOr<const StoredForm*> found = forms_.Get(module.scheme, weight);
+    if (!found.ok()) return Annotate(found.status(), module.identity.module);
+    const StoredForm* const form = *found;
     quern::v1::QuantizeUnit& unit = *writer.AddUnit()->mutable_quantize();
     unit.set_module(module.identity.module);
     *unit.mutable_weight() = sources.Weight(weight);
@@ -288,7 +289,7 @@ class QuantizePlanner {
       range->second = std::minmax({range->second.first, range->second.second, unit.activation_amax()});
     }
     if (absl::IsNotFound(added)) {
-      without_inputs_.push_back(module.identity.module);
+      without_inputs_[std::string(added.message())].push_back(module.identity.module);
       return absl::OkStatus();
     }
     return added;
@@ -467,7 +468,7 @@ class QuantizePlanner {
   Selection selection_;
   Plan& plan_;
   QuantizeInputs* inputs_ = nullptr;
-  std::vector<std::string> without_inputs_;                                      // modules whose scheme needs what no file has
+  std::map<std::string, std::vector<std::string>> without_inputs_;  // modules whose scheme needs what a file has not, by what is missing
   absl::flat_hash_map<std::string, std::pair<float, float>> activation_ranges_;  // by set: the smallest and the largest
   StoredForms forms_;
   absl::flat_hash_map<std::string, std::vector<size_t>> sets_;  // modules that share a scale

@@ -545,12 +545,14 @@ TEST(QuantizePlan, UnknownTypesKeepWhatIsNoLinearModule) {
   }
   source.Add("transformer.blocks.0.ffn.experts.mlp.w1", {256, 128});  // of DBRX: the experts below each other
   source.Add("transformer.blocks.0.attn.Wqkv.weight", {384, 128});
+  source.Add("transformer.blocks.0.attn.k_proj.weight", {96, 128});  // as many rows as tokens, by chance
   source.Add("transformer.blocks.0.attn.Wqkv.bias", {384});
   source.Add("transformer.blocks.0.ffn.w1.weight", {256, 128});
   source.Write();
   const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
   for (const auto& [name, fate] : FatesByName(plan)) {
-    const bool linear = name == "transformer.blocks.0.attn.Wqkv.weight" || name == "transformer.blocks.0.ffn.w1.weight";
+    const bool linear = name == "transformer.blocks.0.attn.Wqkv.weight" || absl::EndsWith(name, "k_proj.weight") ||
+                        name == "transformer.blocks.0.ffn.w1.weight";
     EXPECT_EQ(fate.fate(), linear ? TensorFate::QUANTIZED : TensorFate::COPIED) << name;
   }
   EXPECT_THAT(Warnings(plan), UnorderedElementsAre(HasSubstr("not known"), AllOf(HasSubstr("stacks"), HasSubstr("experts.mlp.w1"))));

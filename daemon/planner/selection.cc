@@ -63,7 +63,7 @@ Candidate Classify(const SourceModule& module, const checkpoint::Checkpoint& che
     candidate.form = module.weight.has_value() ? Form::kMatrix : Form::kUnreadable;
     if (role == Role::kRouter || role == Role::kEmbeddings || role == Role::kLmHead || role == Role::kNorms) {
       candidate.default_reason = std::string(RoleName(role));
-    } else if (module.weight.has_value() && IsOfVocabulary(*module.weight, checkpoint.config())) {
+    } else if (role == Role::kOther && module.weight.has_value() && IsOfVocabulary(*module.weight, checkpoint.config())) {
       candidate.default_reason = absl::StrCat("an embedding or lm_head: as many rows as the vocabulary, ", module.weight->rows);
     } else {
       candidate.linear = true;

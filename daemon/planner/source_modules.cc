@@ -44,6 +44,11 @@ bool IsForeignParameter(absl::string_view parameter) { return parameter == "qwei
 
 // Of weights in a quantized format. Tables of other integers are none.
 bool IsCodeDType(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2 || dtype == DType::kI8 || dtype == DType::kU8; }
+// No element of these stands for itself.
+bool IsSmallFloat(DType dtype) {
+  return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2 || dtype == DType::kF8E4M3Fnuz || dtype == DType::kF8E5M2Fnuz ||
+         dtype == DType::kF4 || dtype == DType::kF6E2M3 || dtype == DType::kF6E3M2;
+}
 bool IsPlainDType(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 || dtype == DType::kF64; }
 bool IsScaleFloat(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32; }
 bool IsByteExponent(DType dtype) { return dtype == DType::kU8 || dtype == DType::kF8E8M0; }
@@ -72,6 +77,7 @@ class Gatherer {
       QUERN_RETURN_IF_ERROR(Resolve(m));
     }
     CutStacks();
+    MarkStrangeCodes();
     return std::move(result_);
   }
 
@@ -429,7 +435,8 @@ class Gatherer {
       const bool experts = module.identity.role == checkpoint::Role::kRoutedExperts && !module.identity.expert.has_value();
       // Those of a model that nobody described may also lie one below the other in a matrix (DBRX): it is no linear module's weight.
       const bool flat = dimensions == 2 && experts && !family_.known() && module.identity.parameter.empty() &&
-                        IsPlainDType(Info(*tensor).dtype) && !absl::EndsWith(Info(*tensor).name, "bias");
+                        (IsPlainDType(Info(*tensor).dtype) || IsCodeDType(Info(*tensor).dtype)) &&
+                        !absl::EndsWith(Info(*tensor).name, "bias");
       if (!flat && (dimensions < 3 || !(experts || blocks))) return false;
       module.is_stack = true;
       module.unreadable = "its layout is not known";
@@ -470,6 +477,7 @@ class Gatherer {
         if (!status.ok()) problem = absl::StrCat(Info(entry.tensor).name, ": ", status.message());
       }
       for (const StackTensor& entry : tensors) {
+        if (problem.empty() && IsPlainDType(Info(entry.tensor).dtype)) SetAsideStrays(Info(entry.tensor).name);
         SourceModule& whole = modules()[entry.module];
         const bool plain = IsPlainDType(Info(entry.tensor).dtype);
         for (const auto& [parameter, tensor] : parts_[entry.module]) {
@@ -519,6 +527,40 @@ class Gatherer {
     modules().resize(next);
     for (SourceStack& stack : result_.stacks) {
       for (size_t& m : stack.modules) m = moved[m];
+    }
+  }
+
+  // Beside a plain stack that has no ".weight", what would describe it has a name of its own: "gate_up_proj_scale".
+  void SetAsideStrays(absl::string_view stack) {
+    for (const absl::string_view suffix :
+         {"scale", "scales", "scale_inv", "weight_scale", "weight_scale_inv", "weight_scale_2", "input_scale"}) {
+      const auto found = by_name_.find(absl::StrCat(stack, "_", suffix));
+      if (found == by_name_.end() || modules()[found->second].weight.has_value()) continue;
+      SourceModule& module = modules()[found->second];
+      result_.strays.insert(result_.strays.end(), module.tensors.begin(), module.tensors.end());
+      module.tensors.clear();
+    }
+  }
+
+  // In a checkpoint that is quantized, codes that no rule says how to read: without the config that spoke of them they would pass for
+  // values.
+  void MarkStrangeCodes() {
+    const auto decoded = [](const SourceModule& module) { return module.weight.has_value() && module.weight->decoder != nullptr; };
+    if (checkpoint_.config().quantization_config.empty() && std::none_of(modules().begin(), modules().end(), decoded)) return;
+    for (SourceModule& module : modules()) {
+      if (!module.unreadable.empty() && module.described) continue;
+      for (const size_t tensor : module.tensors) {
+        const TensorInfo& info = Info(tensor);
+        const bool integer = info.dtype == DType::kI32 || info.dtype == DType::kU32 || info.dtype == DType::kI16 ||
+                             info.dtype == DType::kU16 || IsCodeDType(info.dtype);
+        const bool codes = IsSmallFloat(info.dtype) || (integer && absl::EndsWith(info.name, ".weight"));
+        if (!codes || info.shape.size() < 2 || info.elements() == 0) continue;
+        module.weight.reset();
+        module.unreadable =
+            absl::StrCat(info.name, " is ", DTypeName(info.dtype), " ", ShapeText(info), ", and nothing says what its codes mean");
+        module.described = true;
+        break;
+      }
     }
   }
 

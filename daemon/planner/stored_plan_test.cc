@@ -262,6 +262,55 @@ TEST(StoredPlan, StacksOfCodesThatCannotBeReadAreRefused) {
               StatusIs(kInvalid, HasSubstr("gate_up_proj_blocks")));
 }
 
+// Without the quantization_config that spoke of them they would pass for values.
+TEST(StoredPlan, CodesUnderNamesThatNoRuleKnowsAreRefusedWhereTheSourceIsQuantized) {
+  const struct {
+    const char* model;
+    const char* name;
+    std::vector<uint64_t> shape;
+    DType dtype;
+  } kCases[] = {{"dbrx", "model.layers.0.ffn.experts.mlp.w1", {256, 128}, DType::kF8E4M3},
+                {"dbrx", "model.layers.0.ffn.experts.mlp.w1", {256, 64}, DType::kU8},
+                {"llama", "model.layers.0.mlp.proj.kernel", {128, 128}, DType::kF8E5M2},
+                {"qwen3_moe", "model.layers.0.mlp.other.gate_up_proj", {4, 128, 128}, DType::kF8E4M3},
+                {"llama", "model.layers.0.mlp.up_proj.weight", {128, 16}, DType::kI32},
+                {"llama", "model.layers.0.mlp.up_proj.weight", {128, 128}, DType::kF4}};
+  for (const auto& c : kCases) {
+    for (const bool by_config : {true, false}) {
+      TestCheckpoint source("");
+      source.set_config(absl::StrCat("{\"model_type\": \"", c.model, "\", \"hidden_size\": 128",
+                                     by_config ? ", \"quantization_config\": {\"quant_method\": \"fp8\"}" : "", "}"));
+      if (!by_config) AddFp8(source, "model.layers.0.mlp.down_proj", 128, 128);
+      source.Add("model.layers.0.self_attn.o_proj.weight", {128, 128});
+      source.Add({c.name, c.shape, c.dtype});
+      source.Write();
+      EXPECT_THAT(MakePlan(QuantizeJob(source.path(), "{scheme: FP8_DYNAMIC, targets: [attention]}"), false),
+                  StatusIs(kInvalid, HasSubstr(c.name)));
+      EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr(c.name)));
+    }
+  }
+}
+
+TEST(StoredPlan, WhatDescribesAStackThatIsPlainIsDropped) {
+  for (const char* suffix : {"scale", "scales", "weight_scale", "scale_inv"}) {
+    TestCheckpoint source("");
+    source.set_config("{\"model_type\": \"qwen3_moe\", \"hidden_size\": 64, \"moe_intermediate_size\": 32}");
+    source.Add("model.layers.0.mlp.experts.gate_up_proj", {4, 64, 64});
+    source.Add("model.layers.0.mlp.experts.down_proj", {4, 64, 32});
+    const std::string stray = absl::StrCat("model.layers.0.mlp.experts.gate_up_proj_", suffix);
+    source.Add({stray, {4, 1, 1}, DType::kF32});
+    source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+    source.Write();
+    for (const char* targets : {"routed_experts", "attention"}) {
+      const absl::StatusOr<Plan> plan =
+          MakePlan(QuantizeJob(source.path(), absl::StrCat("{scheme: W4A16, group_size: 32, targets: [", targets, "]}")), false);
+      QUERN_ASSERT_OK(plan.status());
+      ASSERT_EQ(plan->summary.dropped_size(), 1) << suffix;
+      EXPECT_THAT(Warnings(*plan), Contains(AllOf(HasSubstr("are dropped"), HasSubstr(stray))));
+    }
+  }
+}
+
 TEST(StoredPlan, WhatChangesTheMeaningOfWeightsIsRefused) {
   TestCheckpoint scaled("");
   scaled.set_config("{\"model_type\": \"llama\"}");

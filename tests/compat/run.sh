@@ -16,7 +16,7 @@ export OMP_NUM_THREADS=1
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # Those that run llm-compressor, and those for which weights are made by hand: about half of the time.
-first=("$here"/test_{parity,loading,model_free,exports,unusual}.py)
+first=("$here"/test_{parity,loading,model_free,exports,unusual,unknown_types}.py)
 pytest "${first[@]}" >"$log" 2>&1 &
 status=0
 pytest "$here" "${first[@]/#/--ignore=}" || status=1

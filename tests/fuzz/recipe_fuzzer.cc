@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto recipe = ParseRecipe(text, {});
   if (!recipe.ok()) {
     // The same bytes beside a scheme of the command line.
-    (void)ParseRecipe(text, {"W4A16", "32", {std::string(text)}, {}});
+    (void)ParseRecipe(text, {.scheme = "W4A16", .group_size = "32", .targets = {std::string(text)}, .ignore = {}});
     return 0;
   }
   const std::string canonical = recipe->ToYaml();
