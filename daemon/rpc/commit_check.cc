@@ -5,6 +5,8 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <random>
 #include <utility>
 
@@ -15,12 +17,14 @@
 #include "base/status_macros.h"
 #include "checkpoint/fingerprint.h"
 #include "daemon/publish/publish.h"
+#include "quant/scheme_spec.h"
 
 namespace quern::daemon {
 namespace {
 
 constexpr uint64_t kSampleSize = 4096;
 constexpr size_t kSamples = 8;
+constexpr size_t kViewDigestSize = 16;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
 
 // Filesystems on which a file written elsewhere may take a while to show.
@@ -58,6 +62,58 @@ absl::Status LookAt(const quern::v1::WriteShard& shard, const std::string& path,
   return absl::OkStatus();
 }
 
+// Powers of two as scales may decode to infinity, no others.
+bool MayDecodeToInfinity(const std::string& scheme) {
+  const absl::StatusOr<quant::SchemeSpec> spec = quant::SchemeSpec::Parse(scheme);
+  return spec.ok() && spec->scale == quant::ScaleType::kE8m0;
+}
+
+bool IsSound(double figure, const std::string& scheme) {
+  return figure >= 0 && (std::isfinite(figure) || MayDecodeToInfinity(scheme));  // NaN is not >= 0
+}
+
+absl::Status CheckDigests(const quern::v1::WriteShard& shard, const quern::v1::TaskResult& result) {
+  std::map<absl::string_view, size_t> missing;  // slices of one stack have one name
+  for (const quern::v1::ShardUnit& unit : shard.units()) {
+    if (unit.has_copy()) ++missing[unit.copy().source().tensor()];
+    if (unit.has_quantize()) ++missing[unit.quantize().weight().tensor()];
+  }
+  for (const quern::v1::ViewDigest& digest : result.source_digests()) {
+    if (digest.digest().size() != kViewDigestSize) {
+      return absl::DataLossError(
+          absl::StrCat("the digest of ", digest.tensor(), " has ", digest.digest().size(), " bytes, not ", kViewDigestSize));
+    }
+    const auto it = missing.find(digest.tensor());
+    if (it == missing.end()) return absl::DataLossError(absl::StrCat("there is a digest too many, of ", digest.tensor()));
+    if (--it->second == 0) missing.erase(it);
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("there is no digest of ", missing.begin()->first));
+}
+
+absl::Status CheckErrorFigures(const quern::v1::WriteShard& shard, const quern::v1::TaskResult& result) {
+  std::multimap<absl::string_view, const quern::v1::QuantizeUnit*> missing;
+  for (const quern::v1::ShardUnit& unit : shard.units()) {
+    if (unit.has_quantize()) missing.emplace(unit.quantize().module(), &unit.quantize());
+  }
+  for (const quern::v1::ModuleError& error : result.errors()) {
+    const auto it = missing.find(error.module());
+    if (it == missing.end()) return absl::DataLossError(absl::StrCat("there are error figures too many, of ", error.module()));
+    const quern::v1::QuantizeUnit& unit = *it->second;
+    if (error.count() != unit.weight().rows() * unit.weight().cols() || error.nonfinite() > error.count() ||
+        !std::isfinite(error.sum_squares()) || error.sum_squares() < 0 || !IsSound(error.sum_squared_error(), unit.scheme()) ||
+        !IsSound(error.max_abs_error(), unit.scheme())) {
+      return absl::DataLossError(absl::StrCat("the error figures of ", error.module(), " cannot be: ", error.count(), " elements of ",
+                                              unit.weight().rows() * unit.weight().cols(), ", ", error.nonfinite(),
+                                              " of them not finite, sum of squares ", error.sum_squares(), ", of squared errors ",
+                                              error.sum_squared_error(), ", largest error ", error.max_abs_error()));
+    }
+    missing.erase(it);
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("there are no error figures of ", missing.begin()->first));
+}
+
 absl::StatusOr<SightProbe> ProbeFile(quern::v1::SightChallenge::What what, const std::string& path) {
   SightProbe probe;
   probe.what = what;
@@ -77,8 +133,20 @@ absl::StatusOr<SightProbe> ProbeFile(quern::v1::SightChallenge::What what, const
 
 }  // namespace
 
+absl::Status CheckReport(const quern::v1::TaskSpec& spec, const quern::v1::TaskResult& result) {
+  if (!spec.has_write_shard()) return absl::OkStatus();
+  absl::Status status = absl::OkStatus();
+  if (result.sha256().size() != Sha256::kSize) {
+    status = absl::DataLossError(absl::StrCat("the SHA-256 has ", result.sha256().size(), " bytes, not ", Sha256::kSize));
+  }
+  if (status.ok()) status = CheckDigests(spec.write_shard(), result);
+  if (status.ok()) status = CheckErrorFigures(spec.write_shard(), result);
+  return Annotate(status, absl::StrCat("what the worker reports of ", spec.label(), " does not fit the plan"));
+}
+
 absl::Status CheckCommit(const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result,
                          absl::Duration patience) {
+  QUERN_RETURN_IF_ERROR(CheckReport(spec, result));
   absl::Status status = LookAt(spec.write_shard(), path, result);
   if (status.ok() || !IsNetworkFilesystem(DirName(path))) return status;
   for (absl::Duration waited; !status.ok() && waited < patience; waited += kLookAgain) {

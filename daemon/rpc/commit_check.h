@@ -14,8 +14,12 @@
 
 namespace quern::daemon {
 
-// Whether the file at `path` has the size and header that plan and result say. On a network filesystem waits up to `patience` for it to
-// appear. DATA_LOSS says what differs. Blocks.
+// Whether a worker reports of a shard what its plan asks for, which the manifest is made of: a SHA-256, one digest for each tensor of the
+// source that it read, and sound error figures for each module. DATA_LOSS says what is missing, or wrong. Other tasks: OK.
+absl::Status CheckReport(const quern::v1::TaskSpec& spec, const quern::v1::TaskResult& result);
+
+// CheckReport, and whether the file at `path` has the size and header that plan and result say. On a network filesystem waits up to
+// `patience` for it to appear. DATA_LOSS says what differs. Blocks.
 absl::Status CheckCommit(const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result,
                          absl::Duration patience);
 

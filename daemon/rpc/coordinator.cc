@@ -173,6 +173,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   };
   queue.attempt_path = AttemptPath;
   queue.check_commit = [self](const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result) {
+    if (!self->options_.paths.everything()) QUERN_RETURN_IF_ERROR(self->ResolvePath(path).status());
     return CheckCommit(spec, path, result, self->options_.file_patience);
   };
   queue.confirm = [self](uint64_t job, uint32_t task, const quern::v1::Failure& reported, uint64_t bytes_left,
@@ -368,6 +369,19 @@ absl::Status Coordinator::CheckSourceFiles(const PlanSummary& plan) const {
   return absl::OkStatus();
 }
 
+absl::Status Coordinator::CheckStoredOutput(const JobSpec& spec) const {
+  if (options_.paths.everything()) return absl::OkStatus();
+  return Annotate(options_.paths.Resolve(spec.output()).status(), "output");
+}
+
+absl::Status Coordinator::CheckStoredPaths(const JobSpec& spec, const PlanSummary& plan) const {
+  if (options_.paths.everything()) return absl::OkStatus();
+  QUERN_RETURN_IF_ERROR(CheckStoredOutput(spec));
+  JobSpec inputs = spec;
+  QUERN_RETURN_IF_ERROR(CheckInputs(inputs).status());
+  return CheckSourceFiles(plan);
+}
+
 // ---- Claims and files ----
 
 absl::Status Coordinator::Claim(uint64_t job, const JobSpec& spec) {
@@ -414,11 +428,40 @@ absl::StatusOr<std::vector<SightProbe>> Coordinator::SightOf(const JobRecord& re
   return MakeSightProbes(record.spec(), plan, &task);
 }
 
+absl::StatusOr<quern::v1::TaskResult> Coordinator::LoadResult(uint64_t job, uint32_t index) {
+  QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('r', job, index)));
+  quern::v1::TaskResult result;
+  if (!result.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable result of ", TaskName(job, index)));
+  return result;
+}
+
+absl::Status Coordinator::BadReport(uint64_t job, const quern::v1::TaskSpec& task, const absl::Status& what) {
+  QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('t', job, task.index())));
+  quern::store::TaskRecord record;
+  if (!record.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable ", TaskName(job, task.index())));
+  return absl::InternalError(absl::StrCat(TaskName(job, task.index()), ", which worker ", record.committed_by(), " (attempt ",
+                                          record.committed_attempt(), ") has committed: ", what.message(), "; quern retry ", JobName(job),
+                                          " does that task again"));
+}
+
 // Publishing renames an attempt's file to its label, so it may be in either place.
-std::vector<uint32_t> Coordinator::LostTasks(const JobRecord& record) {
+absl::StatusOr<std::vector<uint32_t>> Coordinator::LostTasks(const JobRecord& record) {
   std::vector<uint32_t> lost;
   const std::string& output = record.spec().output();
   for (const JobQueue::CommittedAttempt& committed : queue_->CommittedAttempts(record.id())) {
+    // Publishing has failed for it, if it was committed unseen.
+    if (record.state() == Job::FAILED) {
+      QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskSpec task, LoadTask(record.id(), committed.task));
+      QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskResult result, LoadResult(record.id(), committed.task));
+      if (const absl::Status fits = CheckReport(task, result); !fits.ok()) {
+        if (options_.log) {
+          options_.log(
+              absl::StrCat("task event=bad_report job=", JobName(record.id()), " task=", committed.task, MessageField(fits.message())));
+        }
+        lost.push_back(committed.task);
+        continue;
+      }
+    }
     const absl::StatusOr<uint64_t> here = FileSize(AttemptPath(output, committed.task, committed.attempt));
     if (here.ok() && *here == committed.size) continue;
     const absl::StatusOr<uint64_t> placed = FileSize(JoinPath(output, committed.label));
@@ -660,12 +703,13 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
   }
   const bool held = queue_->IsHeld(id);
   QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(id));
+  QUERN_RETURN_IF_ERROR(CheckStoredPaths(spec.has_value() ? *spec : record->spec(), plan));
   // With a spec the caller has looked already.
   if (!spec.has_value()) QUERN_RETURN_IF_ERROR(CheckIdentity(record->spec(), plan));
   if (WritesOutput(record->spec())) QUERN_RETURN_IF_ERROR(CheckForeignFilesOfPlan(record->spec().output(), plan));
   QUERN_RETURN_IF_ERROR(Claim(id, record->spec()));
   ResumeOptions options;
-  options.lost_tasks = LostTasks(*record);
+  QUERN_ASSIGN_OR_RETURN(options.lost_tasks, LostTasks(*record));
   if (WritesOutput(record->spec())) QUERN_RETURN_IF_ERROR(MakeDirectories(AttemptDirectory(record->spec().output())));
   QUERN_ASSIGN_OR_RETURN(options.sight, SightOf(*record, plan));
   options.spec = std::move(spec);
@@ -747,6 +791,7 @@ absl::Status Coordinator::Delete(uint64_t id) {
   const auto remove = [&]() -> absl::Status {
     // The files first: while there are any the job is known, and deleting it may be asked for again.
     if (WritesOutput(spec) && record->state() != Job::SUCCEEDED) {
+      QUERN_RETURN_IF_ERROR(CheckStoredOutput(spec));
       // Another coordinator may be at work there by now.
       QUERN_RETURN_IF_ERROR(Claim(id, spec));
       QUERN_RETURN_IF_ERROR(RemovePlacedShards(*record));
@@ -866,12 +911,7 @@ void Coordinator::PublishAgain() {
 absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<quern::v1::Mismatch>* mismatches) {
   const uint64_t id = record.id();
   QUERN_ASSIGN_OR_RETURN(const PlanSummary plan, LoadPlan(id));
-  const auto load_result = [this, id](uint32_t task) -> absl::StatusOr<quern::v1::TaskResult> {
-    QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('r', id, task)));
-    quern::v1::TaskResult result;
-    if (!result.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable result of ", TaskName(id, task)));
-    return result;
-  };
+  QUERN_RETURN_IF_ERROR(CheckStoredPaths(record.spec(), plan));
   if (!WritesOutput(record.spec())) {
     mismatches->assign(plan.mismatches().begin(), plan.mismatches().end());
     Manifest manifest;
@@ -882,12 +922,10 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
       if (absl::StatusOr<Manifest> parsed = ParseManifest(text, path); parsed.ok()) manifest = *std::move(parsed);
     }
     for (uint32_t task = 0; task < record.tasks(); ++task) {
-      QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskResult result, load_result(task));
+      QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskResult result, LoadResult(id, task));
       mismatches->insert(mismatches->end(), result.mismatches().begin(), result.mismatches().end());
       if (manifest.modules.empty() && manifest.copied.empty()) continue;
-      QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', id, task)));
-      quern::v1::TaskSpec spec;
-      if (!spec.ParseFromString(text)) return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(id, task)));
+      QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskSpec spec, LoadTask(id, task));
       for (quern::v1::Mismatch& mismatch : SourceDigestMismatches(manifest, spec, result)) mismatches->push_back(std::move(mismatch));
     }
     return absl::OkStatus();
@@ -896,16 +934,19 @@ absl::Status Coordinator::PublishOrVerify(const JobRecord& record, std::vector<q
   QUERN_RETURN_IF_ERROR(RemoveFile(SightPath(record.spec().output())));
   std::map<uint32_t, uint32_t> attempts;
   for (const JobQueue::CommittedAttempt& committed : queue_->CommittedAttempts(id)) attempts[committed.task] = committed.attempt;
+  std::vector<bool> checked(record.tasks());  // each is loaded several times
   PublishRequest request;
   request.spec = &record.spec();
   request.plan = &plan;
   request.tasks = record.tasks();
   request.load_task = [&](uint32_t task) -> absl::StatusOr<CommittedTask> {
     CommittedTask committed;
-    QUERN_ASSIGN_OR_RETURN(const std::string text, options_.store->Get(TaskKey('s', id, task)));
-    if (!committed.spec.ParseFromString(text))
-      return absl::DataLossError(absl::StrCat("job store: unreadable plan of ", TaskName(id, task)));
-    QUERN_ASSIGN_OR_RETURN(committed.result, load_result(task));
+    QUERN_ASSIGN_OR_RETURN(committed.spec, LoadTask(id, task));
+    QUERN_ASSIGN_OR_RETURN(committed.result, LoadResult(id, task));
+    if (!checked[task]) {
+      if (const absl::Status fits = CheckReport(committed.spec, committed.result); !fits.ok()) return BadReport(id, committed.spec, fits);
+      checked[task] = true;
+    }
     committed.attempt = attempts[task];
     return committed;
   };

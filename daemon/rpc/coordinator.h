@@ -129,11 +129,18 @@ class Coordinator {
   // Its real path, if that may be read.
   absl::StatusOr<std::string> CheckSource(const std::string& source) const;
   absl::Status CheckSourceFiles(const quern::v1::PlanSummary& plan) const;
+  // A job of the store may be older than the roots: whatever is named by it is judged again before it is read or written.
+  absl::Status CheckStoredOutput(const quern::v1::JobSpec& spec) const;
+  absl::Status CheckStoredPaths(const quern::v1::JobSpec& spec, const quern::v1::PlanSummary& plan) const;
   // As JobQueueOptions::confirm.
   absl::Status Confirm(uint64_t job, uint32_t task, quern::v1::FailureReason reason, uint64_t bytes_left);
   absl::StatusOr<quern::v1::PlanSummary> LoadPlan(uint64_t job);
   absl::StatusOr<std::vector<SightProbe>> SightOf(const quern::store::JobRecord& record, const quern::v1::PlanSummary& plan);
-  std::vector<uint32_t> LostTasks(const quern::store::JobRecord& record);
+  absl::StatusOr<quern::v1::TaskResult> LoadResult(uint64_t job, uint32_t task);
+  // Of committed tasks, those that must be done again.
+  absl::StatusOr<std::vector<uint32_t>> LostTasks(const quern::store::JobRecord& record);
+  // A committed task's report does not fit its plan: says whose it is.
+  absl::Status BadReport(uint64_t job, const quern::v1::TaskSpec& task, const absl::Status& what);
   absl::Status Claim(uint64_t job, const quern::v1::JobSpec& spec);
   void ReleaseClaim(uint64_t job);
   absl::Status RemoveLeftovers(const std::string& output);

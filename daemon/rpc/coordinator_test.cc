@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -30,6 +31,7 @@
 #include "base/mutex.h"
 #include "base/status_matchers.h"
 #include "daemon/queue/job_store.h"
+#include "daemon/queue/names.h"
 #include "daemon/rpc/commit_check.h"
 #include "daemon/rpc/server.h"
 #include "daemon/rpc/status.h"
@@ -241,12 +243,14 @@ class CoordinatorTest : public testing::Test {
     result.set_sha256(Sha256Of(content));
     result.set_header_sha256(Sha256Of(shard.header()));
     for (const quern::v1::ShardUnit& unit : shard.units()) {
+      if (unit.has_generate()) continue;
       quern::v1::ViewDigest& digest = *result.add_source_digests();
       digest.set_tensor(unit.has_copy() ? unit.copy().source().tensor() : unit.quantize().weight().tensor());
       digest.set_digest(std::string(16, 'd'));
       if (!unit.has_quantize()) continue;
       quern::v1::ModuleError& error = *result.add_errors();
       error.set_module(unit.quantize().module());
+      error.set_count(unit.quantize().weight().rows() * unit.quantize().weight().cols());
       error.set_sum_squares(1);
     }
     return status;
@@ -468,6 +472,96 @@ TEST_F(CoordinatorTest, FileThatDiffersFromTheReportIsNotCommitted) {
   *request.add_attempts() = status;
   Sync(request);
   EXPECT_EQ(Get(job.name()).progress().tasks_done(), 0);
+}
+
+TEST_F(CoordinatorTest, ReportThatDoesNotFitThePlanIsNotCommitted) {
+  const Job job = MustCreate(Request());
+  DesiredAttempt attempt = NextGrant(Worker());
+  AttemptStatus good = Execute(attempt);
+  uint32_t tasks_done = 0;  // those that quantize nothing
+  for (; good.result().errors_size() == 0; ++tasks_done) {
+    SynchronizeRequest next = Worker();
+    *next.add_attempts() = good;
+    attempt = NextGrant(next);
+    good = Execute(attempt);
+  }
+  QUERN_EXPECT_OK(CheckReport(attempt.spec(), good.result()));
+  const double nan = std::nan(""), infinity = HUGE_VAL;
+  using Result = quern::v1::TaskResult;
+  const std::vector<std::pair<std::string, std::function<void(Result*)>>> wrong = {
+      {"SHA-256 has 31 bytes", [](Result* result) { result->mutable_sha256()->pop_back(); }},
+      {"no digest of", [](Result* result) { result->clear_source_digests(); }},
+      {"no digest of", [](Result* result) { result->mutable_source_digests()->RemoveLast(); }},
+      {"has 3 bytes, not 16", [](Result* result) { result->mutable_source_digests(0)->set_digest("abc"); }},
+      {"a digest too many, of other", [](Result* result) { result->mutable_source_digests(0)->set_tensor("other"); }},
+      {"a digest too many", [](Result* result) { *result->add_source_digests() = Result(*result).source_digests(0); }},
+      {"no error figures of", [](Result* result) { result->clear_errors(); }},
+      {"figures too many, of other", [](Result* result) { result->mutable_errors(0)->set_module("other"); }},
+      {"figures too many", [](Result* result) { *result->add_errors() = Result(*result).errors(0); }},
+      {"cannot be", [](Result* result) { result->mutable_errors(0)->set_count(1); }},
+      {"cannot be", [](Result* result) { result->mutable_errors(0)->set_nonfinite(UINT64_MAX); }},
+      {"cannot be", [&](Result* result) { result->mutable_errors(0)->set_sum_squares(nan); }},
+      {"cannot be", [&](Result* result) { result->mutable_errors(0)->set_sum_squares(infinity); }},
+      {"cannot be", [&](Result* result) { result->mutable_errors(0)->set_sum_squared_error(infinity); }},
+      {"cannot be", [](Result* result) { result->mutable_errors(0)->set_sum_squared_error(-1); }},
+      {"cannot be", [&](Result* result) { result->mutable_errors(0)->set_max_abs_error(nan); }},
+  };
+  for (const auto& [what, garble] : wrong) {
+    Result result = good.result();
+    garble(&result);
+    EXPECT_THAT(CheckReport(attempt.spec(), result), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(what)));
+  }
+  // Scales that are powers of two may decode to infinity.
+  quern::v1::TaskSpec powers = attempt.spec();
+  for (quern::v1::ShardUnit& unit : *powers.mutable_write_shard()->mutable_units()) {
+    if (unit.has_quantize()) {
+      unit.mutable_quantize()->set_scheme("float4 group=32 symmetric observer=minmax numerics=reference scale=e8m0");
+    }
+  }
+  Result infinite = good.result();
+  infinite.mutable_errors(0)->set_sum_squared_error(infinity);
+  infinite.mutable_errors(0)->set_max_abs_error(infinity);
+  QUERN_EXPECT_OK(CheckReport(powers, infinite));
+  infinite.mutable_errors(0)->set_max_abs_error(nan);
+  EXPECT_THAT(CheckReport(powers, infinite), StatusIs(absl::StatusCode::kDataLoss));
+
+  SynchronizeRequest request = Worker();
+  request.set_slots(0);
+  *request.add_attempts() = good;
+  request.mutable_attempts(0)->mutable_result()->clear_source_digests();
+  Sync(request);
+  WaitForLog("no digest of");
+  EXPECT_EQ(Get(job.name()).progress().tasks_done(), tasks_done);
+  RunTasks(job.progress().tasks_total() - tasks_done);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
+}
+
+TEST_F(CoordinatorTest, ReportThatWasCommittedUnseenIsNamedAndItsTaskDoneAgain) {
+  const Job job = MustCreate(Request());
+  RunTasks(job.progress().tasks_total() - 1);
+  server_.reset();
+  coordinator_.reset();
+  QUERN_ASSERT_OK_AND_ASSIGN(const uint64_t id, ParseJobName(job.name()));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string text, store_->Get(TaskKey('r', id, 1)));
+  quern::v1::TaskResult result;
+  ASSERT_TRUE(result.ParseFromString(text));
+  result.clear_source_digests();
+  QUERN_ASSERT_OK(store_->WriteSync({{StoreWrite::Kind::kPut, TaskKey('r', id, 1), result.SerializeAsString()}}));
+  incarnation_ = "second";
+  Start();
+  RunTasks(1);
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_THAT(failed.error().message(), testing::AllOf(HasSubstr(absl::StrCat(job.name(), "/tasks/1")), HasSubstr("worker w (attempt 1)"),
+                                                       HasSubstr("no digest of"), HasSubstr("quern retry")));
+  grpc::ClientContext context;
+  quern::v1::RetryJobRequest retry;
+  retry.set_name(job.name());
+  Job running;
+  ASSERT_TRUE(jobs_->RetryJob(&context, retry, &running).ok());
+  EXPECT_EQ(running.progress().tasks_done(), job.progress().tasks_total() - 1);
+  RunTasks(1);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
 }
 
 TEST_F(CoordinatorTest, UnfinishedJobIsResumedAndKeepsWhatIsDone) {
@@ -998,6 +1092,61 @@ TEST_F(CoordinatorTest, PathsOutsideOfTheRootsAreRefused) {
   request.mutable_spec()->mutable_dequantize()->set_source("/etc");
   EXPECT_EQ(ReasonIn(Create(request, &job)), "PATH_NOT_ALLOWED");
   EXPECT_EQ(MustCreate(Request()).state(), Job::QUEUED);
+}
+
+TEST_F(CoordinatorTest, StoredJobsAreBoundToTheRootsOfTheNewCoordinator) {
+  const Job job = MustCreate(Request());
+  RunTasks(2);
+  const std::string shard = AttemptPath(output_, 0, 1);
+  const std::string elsewhere = JoinPath(directory_->path(), "elsewhere");
+  QUERN_ASSERT_OK(MakeDirectories(elsewhere));
+  const auto restart_below = [this](const std::string& root) {
+    server_.reset();
+    coordinator_.reset();
+    auto below = PathPolicy::Below({root});
+    ASSERT_THAT(below, IsOk());
+    Start(*std::move(below));
+  };
+  const auto retry = [&] {
+    grpc::ClientContext context;
+    quern::v1::RetryJobRequest request;
+    request.set_name(job.name());
+    Job answer;
+    return jobs_->RetryJob(&context, request, &answer);
+  };
+  const auto remove = [&] {
+    grpc::ClientContext context;
+    quern::v1::DeleteJobRequest request;
+    request.set_name(job.name());
+    quern::v1::DeleteJobResponse answer;
+    return jobs_->DeleteJob(&context, request, &answer);
+  };
+  // A worker has something to tell of it.
+  const DesiredAttempt held = NextGrant(Worker());
+  restart_below(elsewhere);
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "PATH_NOT_ALLOWED");
+  EXPECT_THAT(failed.error().message(), HasSubstr(output_));
+  SynchronizeRequest late = Worker();
+  late.set_slots(0);
+  *late.add_attempts() = Execute(held);
+  Sync(late);
+  EXPECT_EQ(ReasonIn(retry()), "PATH_NOT_ALLOWED");
+  EXPECT_EQ(ReasonIn(remove()), "PATH_NOT_ALLOWED");
+  EXPECT_TRUE(FileExists(shard));
+  EXPECT_EQ(Get(job.name()).progress().tasks_done(), 2);
+  // The output is allowed, the source is not.
+  restart_below(output_);
+  EXPECT_EQ(ReasonIn(retry()), "PATH_NOT_ALLOWED");
+  EXPECT_TRUE(FileExists(shard));
+  // Under roots that hold both it goes on.
+  restart_below(directory_->path());
+  const grpc::Status resumed = retry();
+  EXPECT_TRUE(resumed.ok()) << resumed.error_message();
+  incarnation_ = "second";
+  RunTasks(job.progress().tasks_total() - 2);
+  EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
 }
 
 TEST_F(CoordinatorTest, PlanStreamsEveryTensorOnce) {

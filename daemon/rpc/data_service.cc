@@ -104,6 +104,15 @@ absl::StatusOr<SourceFiles> DataService::FilesOf(const UploadKey& key) {
   return SourceFiles(task, [this](const std::string& path) { return coordinator_->ResolvePath(path); });
 }
 
+absl::Status DataService::CheckUpload(const UploadKey& key, const std::string& path, uint64_t size) {
+  QUERN_ASSIGN_OR_RETURN(const quern::v1::TaskSpec task, coordinator_->LoadTask(key.job, key.task));
+  if (size != task.write_shard().file_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(TaskName(key.job, key.task), " has a shard of ", task.write_shard().file_size(), " bytes, not of ", size));
+  }
+  return coordinator_->ResolvePath(path).status();
+}
+
 grpc::ServerUnaryReactor* DataService::CheckSource(grpc::CallbackServerContext* context, const quern::v1::CheckSourceRequest* request,
                                                    quern::v1::CheckSourceResponse* response) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();

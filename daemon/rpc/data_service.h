@@ -56,8 +56,10 @@ class DataService : public quern::v1::Data::CallbackService {
   void Schedule(std::function<void()> work) { work_.Schedule(std::move(work)); }
   // FAILED_PRECONDITION with the reason FENCED for an attempt that cannot commit any more.
   absl::StatusOr<JobQueue::LiveAttempt> FindAttempt(const quern::v1::AttemptId& id, UploadKey* key);
-  // Both block.
+  // These block.
   absl::StatusOr<SourceFiles> FilesOf(const UploadKey& key);
+  // INVALID_ARGUMENT for another size than that of the task's plan; nothing is opened or allocated on the word of a worker.
+  absl::Status CheckUpload(const UploadKey& key, const std::string& path, uint64_t size);
   struct Result {
     std::string directory;
     quern::v1::ListResultResponse list;

@@ -252,7 +252,10 @@ class DataServiceTest : public testing::Test {
       quern::v1::ViewDigest& digest = *result.add_source_digests();
       digest.set_tensor(unit.has_copy() ? unit.copy().source().tensor() : unit.quantize().weight().tensor());
       digest.set_digest(std::string(16, 'd'));
-      if (unit.has_quantize()) result.add_errors()->set_module(unit.quantize().module());
+      if (!unit.has_quantize()) continue;
+      quern::v1::ModuleError& error = *result.add_errors();
+      error.set_module(unit.quantize().module());
+      error.set_count(unit.quantize().weight().rows() * unit.quantize().weight().cols());
     }
     return status;
   }
@@ -349,7 +352,8 @@ TEST_F(DataServiceTest, FencedAttemptsGetNothingAndSendNothing) {
   const Job job = Create();
   const DesiredAttempt attempt = NextGrant();
   const std::string& path = attempt.spec().source_files(0).path();
-  Upload upload(data_.get(), attempt.id(), 1000, 0);
+  const uint64_t size = attempt.spec().write_shard().file_size();
+  Upload upload(data_.get(), attempt.id(), size, 0);
   EXPECT_EQ(upload.Durable(), 0);
   upload.Send(0, "abc");
   EXPECT_EQ(upload.Durable(), 3);
@@ -363,7 +367,7 @@ TEST_F(DataServiceTest, FencedAttemptsGetNothingAndSendNothing) {
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(ReasonIn(ended), "FENCED");
   EXPECT_EQ(FileSize(attempt.output_path()).value_or(0), 3);
-  EXPECT_EQ(ReasonIn(Upload(data_.get(), attempt.id(), 1000, 3).End()), "FENCED");
+  EXPECT_EQ(ReasonIn(Upload(data_.get(), attempt.id(), size, 3).End()), "FENCED");
   std::vector<std::string> read;
   EXPECT_EQ(ReasonIn(Read(attempt.id(), {Range(0, path, 0, 1)}, &read)), "FENCED");
   quern::v1::AttemptId unknown = attempt.id();
@@ -435,27 +439,34 @@ TEST_F(DataServiceTest, UploadGoesOnAfterARestart) {
 TEST_F(DataServiceTest, LostBytesAreTold) {
   Create();
   const DesiredAttempt attempt = NextGrant();
-  EXPECT_EQ(Upload(data_.get(), attempt.id(), 1000, 10).End().error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(Upload(data_.get(), attempt.id(), attempt.spec().write_shard().file_size(), 10).End().error_code(),
+            grpc::StatusCode::DATA_LOSS);
 }
 
 TEST_F(DataServiceTest, WrongUploadsAreRefused) {
   Create();
   const DesiredAttempt attempt = NextGrant();
+  const uint64_t size = attempt.spec().write_shard().file_size();
+  for (const uint64_t other : {uint64_t{0}, uint64_t{4}, size - 1, size + 1, uint64_t{1} << 50, UINT64_MAX}) {
+    EXPECT_EQ(Upload(data_.get(), attempt.id(), other, 0).End().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << other;
+  }
+  EXPECT_FALSE(FileExists(attempt.output_path()));
   {
-    Upload longer(data_.get(), attempt.id(), 4, 0);
+    Upload longer(data_.get(), attempt.id(), size, 0, size);
     EXPECT_EQ(longer.Durable(), 0);
-    longer.Send(0, "12345");
+    for (uint64_t at = 0; at <= size; at += kLargestChunk) longer.Send(at, std::string(kLargestChunk, 'x'));
     EXPECT_EQ(longer.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   }
+  const uint64_t have = FileSize(attempt.output_path()).value_or(0);
   {
-    Upload early(data_.get(), attempt.id(), 4, 0);
-    EXPECT_EQ(early.Durable(), 0);
+    Upload early(data_.get(), attempt.id(), size, 0);
+    EXPECT_EQ(early.Durable(), have);
     early.Finish();
     EXPECT_EQ(early.End().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   }
   {
-    Upload large(data_.get(), attempt.id(), 4, 0);
-    EXPECT_EQ(large.Durable(), 0);
+    Upload large(data_.get(), attempt.id(), size, 0);
+    EXPECT_EQ(large.Durable(), have);
     large.Send(0, std::string(kLargestChunk + 1, 'x'));
     EXPECT_EQ(large.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   }
@@ -545,7 +556,7 @@ TEST_F(DataServiceTest, StoppingEndsOpenStreams) {
   ReadSourceRequest request;
   *request.mutable_attempt() = attempt.id();
   idle->Write(request);
-  Upload upload(data_.get(), attempt.id(), 1000, 0);
+  Upload upload(data_.get(), attempt.id(), attempt.spec().write_shard().file_size(), 0);
   EXPECT_EQ(upload.Durable(), 0);
   Stop();
   ReadSourceResponse response;

@@ -267,6 +267,7 @@ class WriteShardStream : public StreamBase<grpc::ServerBidiReactor<WriteShardReq
 
   absl::Status Open(const JobQueue::LiveAttempt& attempt, const WriteShardRequest::Open& open) {
     if (!attempt.sends_output) return absl::InvalidArgumentError("the attempt writes its file itself, or has none");
+    QUERN_RETURN_IF_ERROR(service_->CheckUpload(key_, attempt.path, open.size()));
     upload_ = service_->uploads()->Find(key_, attempt.path);
     size_ = open.size();
     sync_every_ = std::max<uint64_t>(open.sync_every(), 1);
