@@ -22,8 +22,12 @@ struct Endpoint {
   uint16_t port = 0;
 };
 
-// INVALID_ARGUMENT for what is neither unix:/absolute/path nor host:port.
+// INVALID_ARGUMENT for what is neither unix:/absolute/path nor host:port, a host being a name, an address, an IPv6 address in brackets, or
+// empty.
 absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text);
+
+// Likewise for an address to connect to: it needs a host, and a port above 0.
+absl::StatusOr<Endpoint> ParseServerAddress(absl::string_view text);
 
 }  // namespace quern
 

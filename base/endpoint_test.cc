@@ -28,9 +28,19 @@ TEST(EndpointTest, KindsAreTold) {
 }
 
 TEST(EndpointTest, OthersAreRefused) {
-  for (const char* text : {"", "host", "host:", "host:x", "host:65536", "host:-1", "host: 7", "unix:relative", "unix:", "::1:7450",
-                           "[::1:7450", "http://host:80/"}) {
+  for (const char* text :
+       {"", "host", "host:", "host:x", "host:65536", "host:-1", "host: 7", "unix:relative", "unix:", "::1:7450", "[::1:7450",
+        "http://host:80/", "host name:1", "host\n:1", "[]:1", "[::1 ]:1", "a/b:1", "h\xc3\xb6st:1", "1.2.3.4:99999"}) {
     EXPECT_THAT(ParseEndpoint(text).status(), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
+  }
+}
+
+TEST(EndpointTest, AServerHasAHostAndAPort) {
+  for (const char* text : {"unix:/run/q.sock", "node_1.example-farm.org:1", "10.0.0.1:65535", "[fe80::1%eth0]:7450"}) {
+    EXPECT_THAT(ParseServerAddress(text), IsOk()) << text;
+  }
+  for (const char* text : {":7450", "[::]:0", "node1:0", "node1:65536", "1.2.3.4:99999", "unix:rel", "host name:1"}) {
+    EXPECT_THAT(ParseServerAddress(text).status(), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
   }
 }
 

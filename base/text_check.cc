@@ -38,7 +38,34 @@ size_t FindFirst(absl::string_view text, bool (*is_wanted)(uint32_t)) {
   return absl::string_view::npos;
 }
 
+std::string WithoutControls(absl::string_view text, absl::string_view kept) {
+  std::string plain;
+  plain.reserve(text.size());
+  for (size_t position = 0; position < text.size();) {
+    const size_t length = Utf8SequenceLength(text, position);
+    const absl::string_view sequence = text.substr(position, length);
+    const bool shows = length > 0 && (!IsControl(CodePoint(sequence)) || kept.find(sequence) != absl::string_view::npos);
+    if (shows) {
+      plain.append(sequence.data(), sequence.size());
+    } else {
+      plain += ' ';
+    }
+    position += length > 0 ? length : 1;
+  }
+  return plain;
+}
+
 }  // namespace
+
+std::string OneLine(absl::string_view text, size_t longest) {
+  if (text.size() <= longest) return WithoutControls(text, "");
+  size_t end = longest;
+  // No character has more than three bytes behind its first.
+  while (end > 0 && longest - end < 3 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return absl::StrCat(WithoutControls(text.substr(0, end), ""), "... (cut here: it has ", text.size(), " bytes)");
+}
+
+std::string PlainLines(absl::string_view text) { return WithoutControls(text, "\n\t"); }
 
 size_t FindControl(absl::string_view text) { return FindFirst(text, IsControl); }
 

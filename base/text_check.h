@@ -3,6 +3,7 @@
 #define QUERN_BASE_TEXT_CHECK_H_
 
 #include <cstddef>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -15,6 +16,16 @@ size_t FindControl(absl::string_view text);
 
 // Likewise, and also spaces of any width and characters that show as nothing.
 size_t FindInvisible(absl::string_view text);
+
+// What is kept of a text that a stranger sends to be shown.
+inline constexpr size_t kMaxShownText = 4096;
+
+// `text` with a space in place of all that FindControl finds. Of more than `longest` bytes only the first ones, as far as whole characters
+// fit, and behind them how many there were.
+std::string OneLine(absl::string_view text, size_t longest = kMaxShownText);
+
+// Likewise in full, with its line breaks and tabs.
+std::string PlainLines(absl::string_view text);
 
 inline constexpr size_t kMaxCordonReason = 1000;
 

@@ -18,6 +18,8 @@ absl::Status CheckWorkerName(absl::string_view name) {
     if (length == 0) return absl::InvalidArgumentError(absl::StrCat("the name of a worker is no UTF-8 at byte ", i));
     i += length;
   }
+  // In a path of a web service they would name something else.
+  if (name == "." || name == "..") return absl::InvalidArgumentError(absl::StrCat("a worker cannot have the name ", name));
   if (const size_t at = std::min(FindInvisible(name), name.find('/')); at != absl::string_view::npos) {
     return absl::InvalidArgumentError(
         absl::StrCat("the name of a worker has a space, a slash, or a character that controls the text or does not show, at byte ", at));

@@ -11,7 +11,8 @@ namespace quern {
 
 inline constexpr size_t kMaxWorkerName = 128;
 
-// INVALID_ARGUMENT unless `name` has 1 to kMaxWorkerName bytes of UTF-8 without control characters, spaces and slashes.
+// INVALID_ARGUMENT unless `name` has 1 to kMaxWorkerName bytes of UTF-8 without control characters, spaces and slashes, and is neither .
+// nor .. itself.
 absl::Status CheckWorkerName(absl::string_view name);
 
 }  // namespace quern

@@ -25,6 +25,8 @@ TEST(WorkerName, AcceptsWhatPeopleCallTheirMachines) {
 TEST(WorkerName, RefusesWhatCannotBeShownOrLookedUp) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "empty"},
+      {".", "the name ."},
+      {"..", "the name .."},
       {std::string(kMaxWorkerName + 1, 'x'), "129 bytes"},
       {"a b", "at byte 1"},
       {"a/b", "at byte 1"},
@@ -61,6 +63,16 @@ TEST(CordonReason, IsOneLineOfText) {
     EXPECT_THAT(CheckCordonReason(reason), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the reason has"))) << reason;
   }
 }
+
+TEST(TextCheck, OneLineHasNoControlsAndIsCutBetweenCharacters) {
+  EXPECT_EQ(OneLine("plain \xc3\xa9"), "plain \xc3\xa9");
+  EXPECT_EQ(OneLine("a\nb\x1b[31m\rc\u202ed\xff"), "a b [31m c d ");
+  EXPECT_EQ(OneLine("12345", 5), "12345");
+  EXPECT_EQ(OneLine("1234\xc3\xa9", 5), "1234... (cut here: it has 6 bytes)");
+  EXPECT_EQ(OneLine("1234\xe2\x82\xac", 6), "1234... (cut here: it has 7 bytes)");
+}
+
+TEST(TextCheck, PlainLinesKeepsLinesAndTabs) { EXPECT_EQ(PlainLines("a\n\tb\x1b[2J\r\u2028c"), "a\n\tb [2J  c"); }
 
 }  // namespace
 }  // namespace quern

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/empty_option.h"
+#include "base/text_check.h"
 #include "base/utf8.h"
 #include "client/commands/command.h"
 #include "client/exit_code.h"
@@ -93,7 +94,7 @@ ExitCode RunCommand(Command& command, Console& console) {
     return ExitCode::kFailed;
   }
   if (command.json()) console.out << ErrorJson(code.status()) << std::flush;
-  console.err << "quern " << command.Name() << ": " << std::string(code.status().message()) << "\n";
+  console.err << "quern " << command.Name() << ": " << PlainLines(code.status().message()) << "\n";
   return ExitCodeOf(code.status());
 }
 

@@ -13,6 +13,7 @@
 #include "base/channel/await_connected.h"
 #include "base/channel/deadline.h"
 #include "base/data_plane.h"
+#include "base/endpoint.h"
 #include "base/status_macros.h"
 #include "base/worker_name.h"
 #include "client/exit_code.h"
@@ -57,6 +58,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Cha
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& address, const ChannelSecurity& security,
                                                               absl::Duration timeout) {
   if (address.empty()) return UsageError("--server: the value is empty");
+  if (const absl::Status given = ParseServerAddress(address).status(); !given.ok()) {
+    return UsageError(absl::StrCat("--server: ", given.message()));
+  }
   if (const absl::Status usable = CheckChannelSecurity(address, security); !usable.ok()) return UsageError(usable.message());
   std::shared_ptr<grpc::Channel> channel = MakeChannel(address, security);
   if (!channel->WaitForConnected(DeadlineIn(timeout))) {

@@ -6,8 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/byte_size.h"
 #include "base/task_memory.h"
+#include "base/text_check.h"
 #include "client/exit_code.h"
 #include "client/human.h"
 #include "client/json_output.h"
@@ -31,20 +33,25 @@ std::string FormatTime(const google::protobuf::Timestamp& time) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S", ToTime(time), absl::LocalTimeZone());
 }
 
+// What workers, other clients and files say, in full and as one line: none of it is to write lines of its own, or to control the terminal.
+std::string Line(const std::string& text) { return OneLine(text, text.size()); }
+
+// Messages may have several lines; all but the first are set in.
 std::string FormatError(const quern::v1::JobError& error) {
-  return absl::StrCat(error.reason(), error.task().empty() ? "" : absl::StrCat(" in ", error.task()), ": ", error.message());
+  return absl::StrCat(Line(error.reason()), error.task().empty() ? "" : absl::StrCat(" in ", Line(error.task())), ": ",
+                      absl::StrReplaceAll(PlainLines(error.message()), {{"\n", "\n    "}}));
 }
 
 std::string FormatMismatches(const Job& job) {
   std::string text;
   for (int i = 0; i < job.mismatches_size() && i < kMismatchesShown; ++i) {
     const auto& mismatch = job.mismatches(i);
-    std::vector<absl::string_view> where;
+    std::vector<std::string> where;
     for (const std::string* part : {&mismatch.file(), &mismatch.tensor()}) {
-      if (!part->empty()) where.push_back(*part);
+      if (!part->empty()) where.push_back(Line(*part));
     }
     absl::StrAppend(&text, "  ", absl::StrJoin(where, ": "), mismatch.offset() > 0 ? absl::StrCat(" at byte ", mismatch.offset()) : "",
-                    where.empty() ? "" : ": ", mismatch.what(), "\n");
+                    where.empty() ? "" : ": ", Line(mismatch.what()), "\n");
   }
   if (job.mismatches_size() > kMismatchesShown) {
     absl::StrAppend(&text, "  and ", FormatCount(job.mismatches_size() - kMismatchesShown), " more (--json lists all)\n");
@@ -57,9 +64,7 @@ std::string Lower(const State& name) {
   return absl::AsciiStrToLower(name);
 }
 
-}  // namespace
-
-std::string Describe(const JobSpec& spec) {
+std::string DescribeRaw(const JobSpec& spec) {
   switch (spec.details_case()) {
     case JobSpec::kQuantize:
       return absl::StrCat("quantize ", spec.quantize().source(), " -> ", spec.output());
@@ -75,6 +80,10 @@ std::string Describe(const JobSpec& spec) {
   }
   return spec.output();
 }
+
+}  // namespace
+
+std::string Describe(const JobSpec& spec) { return Line(DescribeRaw(spec)); }
 
 std::string FormatJobs(const quern::v1::ListJobsResponse& jobs, absl::Time now) {
   if (jobs.jobs_size() == 0) return "no jobs\n";
@@ -99,7 +108,7 @@ std::string FormatTasks(const quern::v1::ListTasksResponse& tasks) {
 }
 
 std::string FormatTask(const quern::v1::Task& task) {
-  std::string text = absl::StrCat(task.name(), "  ", Lower(quern::v1::Task::State_Name(task.state())), "  ", task.label(), "\n  ");
+  std::string text = absl::StrCat(task.name(), "  ", Lower(quern::v1::Task::State_Name(task.state())), "  ", Line(task.label()), "\n  ");
   if (task.layers_size() > 0) absl::StrAppend(&text, "layers ", FormatRanges({task.layers().begin(), task.layers().end()}), "; ");
   absl::StrAppend(&text, "reads ", FormatByteSize(task.bytes_to_read()), ", writes ", FormatByteSize(task.bytes_to_write()), ", needs ",
                   FormatLeastMemory(task.minimum_memory()), " of memory; ", task.failures(),
@@ -107,16 +116,16 @@ std::string FormatTask(const quern::v1::Task& task) {
   if (task.attempts_size() == 0) absl::StrAppend(&text, "no attempts\n");
   for (const quern::v1::Attempt& attempt : task.attempts()) {
     absl::StrAppend(&text, "\nattempt ", attempt.attempt(), "  ", Lower(quern::v1::Attempt::State_Name(attempt.state())), "  (",
-                    attempt.purpose(), ")\n  worker  ", attempt.worker(), " on ", attempt.host(),
-                    attempt.device().empty() ? "" : absl::StrCat(", ", attempt.device()), ", ", FormatByteSize(attempt.memory()),
+                    Line(attempt.purpose()), ")\n  worker  ", Line(attempt.worker()), " on ", Line(attempt.host()),
+                    attempt.device().empty() ? "" : absl::StrCat(", ", Line(attempt.device())), ", ", FormatByteSize(attempt.memory()),
                     "\n  granted ", FormatTime(attempt.grant_time()));
     if (attempt.has_end_time()) {
       absl::StrAppend(&text, ", ended ", FormatTime(attempt.end_time()), ", took ",
                       FormatElapsed(ToTime(attempt.end_time()) - ToTime(attempt.grant_time())));
     }
     absl::StrAppend(&text, "\n");
-    if (!attempt.reason().empty()) absl::StrAppend(&text, "  reason  ", attempt.reason(), "\n");
-    if (!attempt.message().empty()) absl::StrAppend(&text, "  message ", attempt.message(), "\n");
+    if (!attempt.reason().empty()) absl::StrAppend(&text, "  reason  ", Line(attempt.reason()), "\n");
+    if (!attempt.message().empty()) absl::StrAppend(&text, "  message ", Line(attempt.message()), "\n");
     const quern::v1::StageTimes& times = attempt.times();
     if (times.wall_seconds() > 0) {
       absl::StrAppendFormat(&text, "  stages  read %.2f s (stalled %.2f s), compute %.2f s (%.2f s), write %.2f s (%.2f s), hash %.2f s; ",
@@ -141,7 +150,7 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
     absl::StrAppend(&text, "  SQNR ", FormatSqnr(progress.sum_squares(), progress.sum_squared_error()),
                     absl::StrFormat(", largest error %.3g", progress.max_abs_error()));
     if (!progress.worst_module().empty()) {
-      absl::StrAppend(&text, "; worst module ", progress.worst_module(), " (", FormatSqnr(1, progress.worst_relative_error()), ")");
+      absl::StrAppend(&text, "; worst module ", Line(progress.worst_module()), " (", FormatSqnr(1, progress.worst_relative_error()), ")");
     }
     absl::StrAppend(&text, "\n");
   }
@@ -151,7 +160,7 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
   if (job.priority() != 0) absl::StrAppend(&text, "  priority ", job.priority(), "\n");
   if (!job.error().message().empty()) absl::StrAppend(&text, "  error ", FormatError(job.error()), "\n");
   absl::StrAppend(&text, FormatMismatches(job));
-  if (!job.plan().resolved_recipe().empty()) absl::StrAppend(&text, "\nrecipe\n", job.plan().resolved_recipe());
+  if (!job.plan().resolved_recipe().empty()) absl::StrAppend(&text, "\nrecipe\n", PlainLines(job.plan().resolved_recipe()));
 
   Table history({{"TASK"},
                  {"ATTEMPT", kRight},
@@ -202,7 +211,7 @@ std::string FormatOutcome(const WatchOutcome& outcome) {
   std::string text;
   if (job.mismatches_size() > 0 || job.error().reason() == "MISMATCH") {
     text = absl::StrCat("MISMATCH  ", Describe(job.spec()), "\n", FormatMismatches(job));
-    if (job.mismatches_size() == 0) absl::StrAppend(&text, "  ", job.error().message(), "\n");
+    if (job.mismatches_size() == 0) absl::StrAppend(&text, "  ", PlainLines(job.error().message()), "\n");
     return text;
   }
   if (job.state() == Job::FAILED) return absl::StrCat("failed  ", Describe(job.spec()), "\n  ", FormatError(job.error()), "\n");
@@ -229,7 +238,7 @@ void ReportOutcome(const WatchOutcome& outcome, bool json, Console& console) {
     console.err << FormatOutcome(outcome);
   } else if (!json) {
     if (outcome.job.state() == Job::SUCCEEDED) {
-      for (const std::string& warning : outcome.job.plan().warnings()) console.err << "warning: " << warning << "\n";
+      for (const std::string& warning : outcome.job.plan().warnings()) console.err << "warning: " << PlainLines(warning) << "\n";
     }
     console.out << FormatOutcome(outcome);
   }

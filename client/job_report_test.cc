@@ -53,6 +53,39 @@ TEST(JobReportTest, HistoryShowsEveryAttempt) {
               AllOf(HasSubstr("lost"), HasSubstr("1:05"), HasSubstr("OUT_OF_MEMORY: killed with 512 MiB"), HasSubstr("granted")));
 }
 
+TEST(JobReportTest, NothingThatOthersSayControlsTheTerminalOrWritesLines) {
+  const std::string evil = "x\x1b[2J\r\nforged \u202e";
+  Job job = QuantizeJob(Job::FAILED);
+  job.mutable_spec()->set_output("/out" + evil);
+  job.mutable_error()->set_reason("IO_ERROR");
+  job.mutable_error()->set_message(evil);
+  job.mutable_progress()->set_sum_squares(1);
+  job.mutable_progress()->set_worst_module(evil);
+  job.mutable_plan()->set_resolved_recipe("bits: 4\nnote: \x1b[2J\n");
+  quern::v1::ListTasksResponse tasks;
+  quern::v1::Task& task = *tasks.add_tasks();
+  task.set_label(evil);
+  quern::v1::Attempt& attempt = *task.add_attempts();
+  attempt.set_worker(evil);
+  attempt.set_host(evil);
+  attempt.set_device(evil);
+  attempt.set_message(evil);
+  attempt.set_reason(evil);
+  WatchOutcome outcome;
+  outcome.job = job;
+  Job mismatched = job;
+  mismatched.add_mismatches()->set_what(evil);
+  mismatched.mutable_mismatches(0)->set_file(evil);
+  WatchOutcome verified;
+  verified.job = mismatched;
+  for (const std::string& text :
+       {FormatJob(mismatched, tasks), FormatTask(task), FormatTasks(tasks), FormatOutcome(outcome), FormatOutcome(verified)}) {
+    for (const char* control : {"\x1b", "\r", "\u202e", "\nforged"}) EXPECT_THAT(text, Not(HasSubstr(control)));
+  }
+  EXPECT_THAT(FormatJob(job, tasks), HasSubstr("  error IO_ERROR: x [2J \n    forged"));
+  EXPECT_THAT(FormatJob(job, tasks), HasSubstr("recipe\nbits: 4\nnote:  [2J\n"));
+}
+
 TEST(JobReportTest, TaskShowsAllThatIsKnownOfItsAttempts) {
   quern::v1::Task task;
   task.set_name("jobs/7/tasks/24");

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text_check.h"
 #include "client/connection.h"
 #include "client/interrupt.h"
 #include "client/job_report.h"
@@ -120,7 +121,7 @@ absl::StatusOr<ExitCode> RunToOutput(const quern::v1::JobSpec& spec, const Worke
   ReportOutcome(outcome, json, console);
   if (code == ExitCode::kDone && !json) {
     QUERN_ASSIGN_OR_RETURN(const ManifestSummary summary, ReadManifestSummary(spec.output(), worst_modules));
-    console.out << "\n" << FormatManifestSummary(summary);
+    console.out << "\n" << PlainLines(FormatManifestSummary(summary));
   }
   return code;
 }

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/text_check.h"
-#include "base/utf8.h"
 
 namespace quern::client {
 namespace {
@@ -17,11 +16,7 @@ size_t Width(const std::string& text) {
 
 void Table::AddRow(std::vector<std::string> cells) {
   cells.resize(columns_.size());
-  for (std::string& cell : cells) {
-    for (size_t at = FindControl(cell); at != std::string::npos; at = FindControl(cell)) {
-      cell.replace(at, std::max<size_t>(1, Utf8SequenceLength(cell, at)), 1, ' ');
-    }
-  }
+  for (std::string& cell : cells) cell = OneLine(cell, cell.size());
   rows_.push_back(std::move(cells));
 }
 

@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -245,6 +247,14 @@ int Main(int argc, char** argv) {
   }
   if (const absl::Status status = CheckServerOptions(flags.server); !status.ok()) {
     fprintf(stderr, "quernd: %s\n", std::string(status.message()).c_str());
+    return kExitUsage;
+  }
+  for (const std::string& root : flags.allow_roots) {
+    // One that does not exist yet may be a mount that comes: that is no wrong usage, and a service manager tries again.
+    struct stat found;
+    const bool absolute = absl::StartsWith(root, "/");
+    if (absolute && (stat(root.c_str(), &found) != 0 || S_ISDIR(found.st_mode))) continue;
+    fprintf(stderr, "quernd: --allow-root %s: %s\n", root.c_str(), absolute ? "it is no directory" : "the path must be absolute");
     return kExitUsage;
   }
   if (!flags.metrics_address.empty()) {

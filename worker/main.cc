@@ -33,6 +33,7 @@
 #include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/empty_option.h"
+#include "base/endpoint.h"
 #include "base/file.h"
 #include "base/path_map.h"
 #include "base/status_macros.h"
@@ -121,6 +122,7 @@ absl::StatusOr<Settings> CheckFlags(const Flags& flags) {
   if (absl::ConsumePrefix(&path, "unix:") && path.size() > kMaxSocketPath) {
     return absl::InvalidArgumentError(absl::StrCat("--server: the socket's path has ", path.size(), " bytes, more than ", kMaxSocketPath));
   }
+  if (const absl::Status address = ParseServerAddress(flags.server).status(); !address.ok()) return Annotate(address, "--server");
   QUERN_RETURN_IF_ERROR(CheckChannelSecurity(flags.server, flags.security));
   if (flags.device != "cpu") {
     return absl::InvalidArgumentError(absl::StrCat("--device ", flags.device, ": this build has no CUDA backend, the only device is cpu"));

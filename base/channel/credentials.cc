@@ -59,16 +59,14 @@ class TokenPlugin : public grpc::MetadataCredentialsPlugin {
 
 absl::Status CheckChannelSecurity(const std::string& address, const ChannelSecurity& security) {
   if (!security.token_file.empty()) QUERN_RETURN_IF_ERROR(Annotate(ReadTokenFile(security.token_file).status(), "--token-file"));
+  if (security.tls.any() && !security.tls.all()) {
+    return absl::InvalidArgumentError(
+        "--tls-ca, --tls-cert and --tls-key go together (QUERN_TLS_CA, QUERN_TLS_CERT, QUERN_TLS_KEY): both sides of a connection show "
+        "who they are");
+  }
   const Endpoint::Kind kind = KindOf(address);
   if (kind == Endpoint::Kind::kUnix) return absl::OkStatus();
-  if (security.tls.any()) {
-    if (!security.tls.all()) {
-      return absl::InvalidArgumentError(
-          "--tls-ca, --tls-cert and --tls-key go together (QUERN_TLS_CA, QUERN_TLS_CERT, QUERN_TLS_KEY): both sides of a connection show "
-          "who they are");
-    }
-    return CheckTlsFiles(security.tls).status();
-  }
+  if (security.tls.any()) return CheckTlsFiles(security.tls).status();
   if (kind == Endpoint::Kind::kRemote && !security.token_file.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(address,

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status_macros.h"
+#include "base/text_check.h"
 #include "client/commands/command.h"
 #include "client/json_output.h"
 #include "client/paths.h"
@@ -29,7 +30,7 @@ class InspectCommand : public Command {
     QUERN_RETURN_IF_ERROR(AskPrivateCoordinator(console, [&](quern::v1::Jobs::Stub& jobs, grpc::ClientContext* context) {
       return jobs.InspectCheckpoint(context, request, &response);
     }));
-    console.out << (json() ? ToJson(response) : FormatInspection(response));
+    console.out << (json() ? ToJson(response) : PlainLines(FormatInspection(response)));
     return ExitCode::kDone;
   }
 

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status_macros.h"
+#include "base/text_check.h"
 #include "client/commands/command.h"
 #include "client/job_options.h"
 #include "client/json_output.h"
@@ -39,7 +40,7 @@ class PlanCommand : public Command {
       }
       return reader->Finish();
     }));
-    console.out << (json() ? ToJson(plan) : FormatPlan(plan, all_));
+    console.out << (json() ? ToJson(plan) : PlainLines(FormatPlan(plan, all_)));
     return ExitCode::kDone;
   }
 

@@ -39,12 +39,12 @@ class WorkerChangeCommand : public ServerCommand {
     quern::v1::Worker worker;
     QUERN_RETURN_IF_ERROR(
         CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return call_(*jobs, context, name, reason_, &worker); }));
-    console.out << (json()
-                        ? ToJson(worker)
-                        : absl::StrCat(
-                              worker.name(), "  ", worker.state(),
-                              worker.detail().empty() || worker.detail() == worker.state() ? "" : absl::StrCat("  (", worker.detail(), ")"),
-                              "\n"));
+    console.out << (json() ? ToJson(worker)
+                           : absl::StrCat(worker.name(), "  ", worker.state(),
+                                          worker.detail().empty() || worker.detail() == worker.state()
+                                              ? ""
+                                              : absl::StrCat("  (", OneLine(worker.detail(), worker.detail().size()), ")"),
+                                          "\n"));
     return ExitCode::kDone;
   }
 

@@ -85,7 +85,7 @@ TEST_F(FiguresTest, FailuresAreCountedByReasonAndLogged) {
   EXPECT_THAT(queue_->Figures().counts.attempts_ended, ElementsAre(Pair(Pair(Attempt::FAILED, "IO_ERROR"), 1)));
   EXPECT_THAT(LastLine("ended"),
               ElementsAre(Pair("event", "ended"), Pair("job", JobName(job)), Pair("task", "0"), Pair("attempt", "1"), Pair("worker", "w"),
-                          Pair("state", "FAILED"), Pair("reason", "IO_ERROR"), Pair("message", "cannot read \"/x\"\nattempt=9")));
+                          Pair("state", "FAILED"), Pair("reason", "IO_ERROR"), Pair("message", "cannot read \"/x\" attempt=9")));
   // A reason that only a newer worker knows makes no label of its own.
   Granted(WithFailure(Worker("w"), id, static_cast<quern::v1::FailureReason>(12345)));
   EXPECT_THAT(queue_->Figures().counts.attempts_ended, Contains(Pair(Pair(Attempt::FAILED, "FAILURE_REASON_UNSPECIFIED"), 1)));

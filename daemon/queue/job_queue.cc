@@ -12,6 +12,7 @@
 #include "base/log_fields.h"
 #include "base/status_macros.h"
 #include "base/task_memory.h"
+#include "base/text_check.h"
 #include "daemon/queue/audit.h"
 #include "daemon/queue/names.h"
 
@@ -832,7 +833,7 @@ void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result
     const double relative = error.sum_squares() > 0 ? error.sum_squared_error() / error.sum_squares() : 0;
     if (relative > record.worst_relative_error()) {
       record.set_worst_relative_error(relative);
-      record.set_worst_module(error.module());
+      record.set_worst_module(OneLine(error.module()));
     }
   }
   MoveTask(job, ref.task, Task::COMMITTED);

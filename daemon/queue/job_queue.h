@@ -9,8 +9,8 @@
 //      PAUSED, FAILED, CANCELLING, CANCELLED --Resume--> QUEUED, RUNNING or PUBLISHING
 //
 // A task is PENDING, RUNNING (it has a granted attempt), COMMITTED or FAILED. An attempt is GRANTED until it is COMMITTED, FAILED (its
-// worker said so), LOST (its lease ran out or its worker was replaced) or STOPPED (drained, cancelled or fenced). A LOST attempt may
-// still commit, or be taken up again by its worker, while the task is not committed. The first commit fences all others.
+// worker said so, or stopped it unasked), LOST (its lease ran out or its worker was replaced) or STOPPED (drained, cancelled or fenced). A
+// LOST attempt may still commit, or be taken up again by its worker, while the task is not committed. The first commit fences all others.
 //
 // Who gets what. A worker with a free slot is served from the job with the highest priority; among equals from the one with the fewest
 // attempts running, then from the one served longest ago. From a job it gets, first that applies:

@@ -387,7 +387,11 @@ struct Model {
           Failed(ref, status.failure().reason());
         }
       } else if (status.state() == AttemptStatus::STOPPED) {
-        End(ref);
+        if (attempt->stop || !attempt->seen) {
+          End(ref);
+        } else {
+          Failed(ref, quern::v1::INTERNAL);
+        }
       } else if (!attempt->granted) {
         // Nobody else has begun: it goes on.
         if (attempt->purpose == quern::v1::AUDIT ? task.AuditWaits() : task.state == Task::PENDING) {

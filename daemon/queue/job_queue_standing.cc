@@ -245,7 +245,10 @@ void JobQueue::SettleDisputes(JobState& job) {
   }
   if (again > 0) CountTotals(job);
   Log(absl::StrCat("job event=distrust job=", JobName(job.record.id()), " workers=", LogValue(absl::StrJoin(wrong, ",")),
-                   " tasks_again=", again, " tasks_to_audit=", audits));
+                   " tasks_again=", again, " tasks_to_audit=", audits,
+                   audits == 0 ? ""
+                               : " note=\"the audits wait for a worker that is not in the dispute: start one, or cordon the worker that is "
+                                 "wrong and run quern retry again\""));
 }
 
 std::string JobQueue::DescribeDispute(const JobState& job, uint32_t task, const std::string& worker, const std::string& other) const {

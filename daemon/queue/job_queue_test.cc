@@ -545,6 +545,56 @@ TEST_F(JobQueueTest, DrainedAttemptCountsForNothing) {
   EXPECT_EQ(Tasks(job)[0].state(), Task::PENDING);
 }
 
+TEST_F(JobQueueTest, TaskThatIsGivenBackUnaskedWaitsAndCountsAsAFailure) {
+  set_options_ = [](JobQueueOptions* options) { options->retry_backoff = absl::Seconds(1); };
+  Restart();
+  const uint64_t job = AddTasks(1);
+  for (int failures = 1; failures <= 3; ++failures) {
+    const SynchronizeResponse response = Sync(With(Worker("a"), Granted(Worker("a")), AttemptStatus::STOPPED));
+    EXPECT_THAT(response.acknowledged(), SizeIs(1));
+    EXPECT_THAT(response.attempts(), IsEmpty());
+    EXPECT_EQ(Tasks(job)[0].failures(), failures);
+    clock_.Advance(absl::Seconds(4));
+    queue_->Tick();
+  }
+  EXPECT_EQ(Get(job).state(), Job::FAILED);
+  EXPECT_EQ(Get(job).error().reason(), "INTERNAL");
+  EXPECT_THAT(Get(job).error().message(), HasSubstr("the worker stopped it unasked"));
+}
+
+TEST_F(JobQueueTest, StopsThatACoordinatorBeforeThisOneMayHaveAskedForCountForNothing) {
+  const uint64_t job = AddTasks(1);
+  const auto id = Granted(Worker("a"));
+  Restart();
+  Sync(With(Worker("a", 0), id, AttemptStatus::STOPPED));
+  EXPECT_EQ(Tasks(job)[0].failures(), 0);
+  EXPECT_EQ(Tasks(job)[0].attempts(0).state(), quern::v1::Attempt::STOPPED);
+}
+
+TEST_F(JobQueueTest, WhatAWorkerSaysIsCutAndPlainBeforeItIsKept) {
+  const uint64_t job = AddTasks(2);
+  SynchronizeRequest worker = Worker("a");
+  worker.set_host("h\x1b[2J" + std::string(100'000, 'h'));
+  worker.set_version("1\n2");
+  worker.add_devices()->set_self_test_passed(true);
+  worker.mutable_devices(0)->set_kind("cpu\r");
+  worker.mutable_devices(0)->set_name(std::string(100'000, 'n'));
+  const std::string message = "\x1b[31mred\r\nerror none \u202e" + std::string(1'000'000, 'x');
+  const auto id = Granted(worker);
+  worker.set_slots(0);
+  Sync(WithFailure(worker, id, quern::v1::IO_ERROR, message));
+  const quern::v1::Attempt attempt = Tasks(job)[0].attempts(0);
+  EXPECT_EQ(attempt.host().substr(0, 8), "h [2Jhhh");
+  EXPECT_LT(attempt.host().size(), 400);
+  EXPECT_LT(attempt.device().size(), 400);
+  EXPECT_EQ(attempt.message().substr(0, 30), " [31mred  error none  xxxxxxxx");
+  EXPECT_LT(attempt.message().size(), 5000);
+  EXPECT_THAT(attempt.message(), HasSubstr(absl::StrCat("cut here: it has ", message.size(), " bytes")));
+  const quern::v1::Worker shown = queue_->ListWorkers()[0];
+  EXPECT_EQ(shown.version(), "1 2");
+  EXPECT_LT(shown.ByteSizeLong(), 2000);
+}
+
 TEST_F(JobQueueTest, WorkerThatDrainsAndThenVanishesCountsForNothing) {
   const uint64_t job = AddTasks(1);
   const auto id = Granted(Worker("a"));

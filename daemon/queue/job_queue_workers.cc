@@ -7,6 +7,7 @@
 #include "base/byte_size.h"
 #include "base/log_fields.h"
 #include "base/status_macros.h"
+#include "base/text_check.h"
 #include "base/worker_name.h"
 #include "daemon/queue/job_queue.h"
 #include "daemon/queue/names.h"
@@ -28,6 +29,9 @@ constexpr absl::Duration kForgetWorkerAfter = absl::Hours(1);
 // Superseded incarnations that are remembered for each name. One beyond that would be taken for the newest, once more.
 constexpr size_t kMaxSuperseded = 256;
 constexpr size_t kMaxIncarnation = 64;
+// Of a worker: one that lists more is no real one.
+constexpr int kMaxDevices = 64;
+constexpr size_t kMaxHost = 256;
 // By how much of it a wait may be shorter. After a restart all workers call at once, and would go on doing so.
 constexpr double kWaitSpread = 0.25;
 
@@ -39,11 +43,36 @@ void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
 
 bool Ended(AttemptStatus::State state) { return state != AttemptStatus::RUNNING && state != AttemptStatus::STATE_UNSPECIFIED; }
 
+// A worker's texts are stored, and shown on terminals.
+void MakePlain(SynchronizeRequest* info) {
+  info->set_host(OneLine(info->host(), kMaxHost));
+  info->set_version(OneLine(info->version(), kMaxHost));
+  if (info->devices_size() > kMaxDevices) info->mutable_devices()->DeleteSubrange(kMaxDevices, info->devices_size() - kMaxDevices);
+  for (quern::v1::Device& device : *info->mutable_devices()) {
+    device.set_kind(OneLine(device.kind(), kMaxHost));
+    device.set_name(OneLine(device.name(), kMaxHost));
+    device.set_self_test_detail(OneLine(device.self_test_detail()));
+  }
+}
+
+quern::v1::Failure PlainFailure(quern::v1::Failure failure) {
+  failure.set_message(OneLine(failure.message()));
+  return failure;
+}
+
+// A worker that gives every task back would get it again at once, and for ever.
+quern::v1::Failure UnaskedStop() {
+  quern::v1::Failure failure;
+  failure.set_reason(quern::v1::INTERNAL);
+  failure.set_message("the worker stopped it unasked, and is not leaving");
+  return failure;
+}
+
 // For a worker in whose place another has come.
 SynchronizeResponse StopResponse(absl::string_view name, absl::string_view host, absl::Time since) {
   SynchronizeResponse response;
   response.set_desired_state(quern::v1::STOP);
-  response.set_stop_reason(absl::StrCat("another worker with the name ", name, " started on ", host, " at ",
+  response.set_stop_reason(absl::StrCat("another worker with the name ", name, " started on ", OneLine(host, kMaxHost), " at ",
                                         absl::FormatTime(absl::RFC3339_sec, since, absl::UTCTimeZone()),
                                         ": give each worker a --name of its own"));
   return response;
@@ -244,8 +273,12 @@ void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& reque
   const bool is_new = worker.info.incarnation() != request.incarnation() || worker.info.version().empty();
   worker.info = request;
   worker.info.clear_sight();
-  // Results are large and handled below.
-  for (AttemptStatus& status : *worker.info.mutable_attempts()) status.clear_result();
+  MakePlain(&worker.info);
+  // Results and messages are large, and handled below.
+  for (AttemptStatus& status : *worker.info.mutable_attempts()) {
+    status.clear_result();
+    status.clear_failure();
+  }
   worker.last_seen = now;
   worker.last_seen_wall = options_.clock->Wall();
   if (is_new) worker.here_since = worker.last_seen_wall;
@@ -294,14 +327,20 @@ std::set<JobQueue::AttemptRef> JobQueue::HandleAttempts(const SynchronizeRequest
       continue;
     switch (status.state()) {
       case AttemptStatus::FAILED:
-        if (checking_.count(ref) == 0) HandleFailure(ref, status.failure());
+        if (checking_.count(ref) == 0) HandleFailure(ref, PlainFailure(status.failure()));
         break;
-      case AttemptStatus::STOPPED:
-        if (checking_.count(ref) == 0) {
+      case AttemptStatus::STOPPED: {
+        if (checking_.count(ref) > 0) break;
+        // A coordinator that has just started does not know what the one before it has asked for.
+        const bool asked = current == nullptr || attempt->stop || !attempt->seen_alive || IsDraining(*current);
+        if (asked) {
           const std::string why = current == nullptr ? attempt->record.message() : attempt->stop_reason;
           EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", why);
+        } else {
+          HandleFailure(ref, UnaskedStop());
         }
         break;
+      }
       default: {
         if (current == nullptr) break;
         if (status.bytes_read() != attempt->bytes_read || status.bytes_written() != attempt->bytes_written) Changed(*FindJob(ref.job));

@@ -137,6 +137,8 @@ class SimulatedWorker {
     device.set_kind("cpu");
     device.set_self_test_passed(true);
     request.set_may_wait(may_wait);
+    // Given back by one that stays, it would count as a failure.
+    request.set_draining(status_.state() == AttemptStatus::STOPPED);
     if (status_.has_id()) *request.add_attempts() = status_;
     return request;
   }

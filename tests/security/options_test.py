@@ -25,7 +25,8 @@ def quernd(sandbox):
         "--max-calls-per-client": [*NO_NUMBERS, "0", "50001"], "--socket-mode": ["", "0777", "660", "0o660"], "--log-format": ["", "xml", "JSON"],
         "--metrics-listen": ["", "9450", "unix:/x", "127.0.0.1:65536", "127.0.0.1:-1", "::1:9450"], "--parent-fd": ["", "x", "-1", "9999", "99999999999"],
         "--token-file": NO_TEXT, "--tls-cert": NO_TEXT, "--tls-key": NO_TEXT, "--tls-client-ca": NO_TEXT, "--state-dir": ["", "/tmp/both"],
-        "--allow-root": NO_TEXT, "--listen": ["", "7450", "unix:relative", "127.0.0.1:65536", "127.0.0.1:x"]}
+        "--allow-root": ["", "relative", ".", sandbox.programs.quernd],
+        "--listen": ["", "7450", "unix:relative", "127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:x", "local host:7450", "[::1 ]:7450"]}
     return start, options, ["--lease", "--keep-jobs-for", "--stream-timeout", "--keep-jobs", "--max-connections", "--socket-mode", "--metrics-listen"], []
 
 
@@ -34,11 +35,12 @@ def worker(sandbox):
     options = {
         "--available-for": NO_TIMES, "--threads": [*NO_NUMBERS, "0", "1025"], "--memory": [*NO_SIZES, "15MiB", "900TiB"], "--device": ["", "cuda", "CPU"],
         "--reader": ["", "fast"], "--log-format": ["", "xml"],
-        "--name": ["", "a b", "a/b", "a\nb", "a\x1b[2Jb", "a\u202egpj", "a\u2066", "\u200b", "a\u00a0b", "a\u2028b", "x" * 129],
+        "--name": ["", "a b", "a/b", "a\nb", "a\x1b[2Jb", "a\u202egpj", "a\u2066", "\u200b", "a\u00a0b", "a\u2028b", ".", "..", "x" * 129],
         "--map": ["", "/a", "a=/b", "/a=b", "/a=/b=/c", "/a/../b=/c", "/a=/b/..", "/a//b=/c", "/a/.=/c", "=/c"],
         "--spool": ["", "/no/such/directory", sandbox.programs.worker], "--metrics-listen": ["", "9450", "unix:/x", "127.0.0.1:65536"],
         "--parent-fd": ["-1", "9999"],
-        "--server": ["", "unix:/" + "x" * 107]}
+        "--tls-ca": [sandbox.programs.worker],
+        "--server": ["", "unix:/" + "x" * 107, "unix:relative", "1.2.3.4:99999", "127.0.0.1:0", ":7450", "host name:1", "host"]}
     return start, options, ["--name", "--memory", "--threads", "--available-for", "--spool"], ["--server"]
 
 
@@ -73,7 +75,8 @@ def of_the_farm(sandbox):
     lines += [([*submit, "--audit", audit], "audit") for audit in ["", "x", "-1", "101%", "1.5", "nan", "inf", "%", "-0.1%"]]
     lines += [([*submit, "--priority", priority], "priority") for priority in ["", "x", "1.5", "2147483648", "-2147483649"]]
     lines += [([*submit, "--reader", reader], "reader") for reader in ["", "fast"]]
-    lines += [([quern, "jobs", "--server", ""], "server")]
+    lines += [([quern, "jobs", "--server", server], "server")
+              for server in ["", "unix:relative", "1.2.3.4:99999", "127.0.0.1:0", "host name:1", "host"]]
     return lines
 
 
