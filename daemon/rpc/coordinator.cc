@@ -472,8 +472,13 @@ absl::StatusOr<std::vector<uint32_t>> Coordinator::LostTasks(const JobRecord& re
 }
 
 absl::Status Coordinator::CheckIdentity(const JobSpec& spec, const PlanSummary& plan) {
-  QUERN_ASSIGN_OR_RETURN(const PlanSummary now, MakeIdentity(spec));
-  const std::string difference = IdentityDifference(plan, now);
+  const absl::StatusOr<PlanSummary> now = MakeIdentity(spec);
+  if (!now.ok()) {
+    // It was a checkpoint when the job was planned.
+    const bool changed = absl::IsInvalidArgument(now.status()) && ReasonOf(now.status()).empty();
+    return changed ? WithReason(now.status(), "SOURCE_CHANGED") : now.status();
+  }
+  const std::string difference = IdentityDifference(plan, *now);
   if (difference.empty()) return absl::OkStatus();
   return WithReason(absl::FailedPreconditionError(difference), "SOURCE_CHANGED");
 }
@@ -698,7 +703,9 @@ absl::StatusOr<Job> Coordinator::Resume(uint64_t id, const CreateJobRequest* req
   if (record->numerics_version() != quant::kNumericsVersion) {
     return WithReason(absl::FailedPreconditionError(absl::StrCat(
                           JobName(id), " was begun with numerics version ", record->numerics_version(), ", this coordinator has ",
-                          quant::kNumericsVersion, ": finish it with the version of Quern that began it, or start over with --overwrite")),
+                          quant::kNumericsVersion,
+                          ": start over with --overwrite. The version of Quern that began it can finish it only with a copy of --state-dir "
+                          "that was made before the upgrade")),
                       "NUMERICS_CHANGED");
   }
   const bool held = queue_->IsHeld(id);
@@ -744,7 +751,7 @@ void Coordinator::Recheck(uint64_t id) {
   if (!record.has_value() || !BeginWork(record->spec().output()).ok()) return;
   if (queue_->IsHeld(id)) {
     const absl::StatusOr<Job> job = Resume(id, nullptr, std::nullopt);
-    if (!WaitsForFiles(id, job.status()) && !job.ok()) queue_->FailJob(id, ErrorOf(job.status(), "SOURCE_CHANGED"), nullptr);
+    if (!WaitsForFiles(id, job.status()) && !job.ok()) queue_->FailJob(id, ErrorOf(job.status(), "IO_ERROR"), nullptr);
   }
   EndWork(record->spec().output());
 }

@@ -822,6 +822,21 @@ TEST_F(CoordinatorTest, ShardThatIsGoneOrEmptyBetweenRunsIsWrittenAgain) {
   EXPECT_EQ(WaitForEnd(job.name()).state(), Job::SUCCEEDED);
 }
 
+TEST_F(CoordinatorTest, LinkThatTookThePlaceOfTheOutputIsNoChangeOfTheSource) {
+  const Job job = MustCreate(Request());
+  RunTasks(1);
+  server_.reset();
+  coordinator_.reset();
+  const std::string away = output_ + ".away";
+  ASSERT_EQ(rename(output_.c_str(), away.c_str()), 0);
+  ASSERT_EQ(symlink(away.c_str(), output_.c_str()), 0);
+  incarnation_ = "second";
+  Start();
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "IO_ERROR") << failed.error().message();
+}
+
 TEST_F(CoordinatorTest, CancelledJobCanBeDeletedAndLeavesNothing) {
   const Job job = MustCreate(Request());
   RunTasks(1);
