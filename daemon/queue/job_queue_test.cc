@@ -818,6 +818,15 @@ TEST_F(JobQueueTest, CancelOfAnIdleJobIsImmediate) {
   EXPECT_EQ(Call(&JobQueue::CancelJob, job)->state(), Job::CANCELLED);
 }
 
+TEST_F(JobQueueTest, JobSaysThatItWaitsForAWorker) {
+  const uint64_t job = AddTasks(1);
+  EXPECT_THAT(Get(job).waits_for(), HasSubstr("none is connected"));
+  const auto id = Granted(Worker("a"));
+  EXPECT_EQ(Get(job).waits_for(), "");
+  Complete(Worker("a"), id);
+  EXPECT_EQ(Get(job).waits_for(), "");
+}
+
 TEST_F(JobQueueTest, DeletedJobIsGoneAndItsAttemptsAreStopped) {
   const uint64_t job = AddTasks(1);
   const auto id = Granted(Worker("a"));
