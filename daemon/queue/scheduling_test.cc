@@ -801,7 +801,8 @@ TEST_F(DisputeTest, WhileNeitherIsCordonedOthersAuditAllThatTheTwoCommit) {
   EXPECT_THAT(ready_, IsEmpty()) << "what it commits from now on is audited too";
   Wait(absl::Seconds(60));
   EXPECT_THAT(Grants(Worker("a")), IsEmpty()) << "its own word is no proof";
-  EXPECT_EQ(Get(job_).waits_for(), "") << "c will do it";
+  Sync(Worker("c", 0));
+  EXPECT_EQ(Get(job_).waits_for(), "") << "c is there for it";
   QUERN_ASSERT_OK(Cordon("c"));
   EXPECT_THAT(Get(job_).waits_for(), testing::AllOf(HasSubstr("another worker than a and b"), HasSubstr("quern cordon")));
   QUERN_ASSERT_OK(Uncordon("c"));
