@@ -158,6 +158,7 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
     absl::StrAppend(&text, "  ", progress.tasks_audited(), " of ", progress.tasks_to_audit(), " audits done\n");
   }
   if (job.priority() != 0) absl::StrAppend(&text, "  priority ", job.priority(), "\n");
+  if (!job.waits_for().empty()) absl::StrAppend(&text, "  waits for ", Line(job.waits_for()), "\n");
   if (!job.error().message().empty()) absl::StrAppend(&text, "  error ", FormatError(job.error()), "\n");
   absl::StrAppend(&text, FormatMismatches(job));
   if (!job.plan().resolved_recipe().empty()) absl::StrAppend(&text, "\nrecipe\n", PlainLines(job.plan().resolved_recipe()));

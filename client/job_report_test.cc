@@ -86,6 +86,13 @@ TEST(JobReportTest, NothingThatOthersSayControlsTheTerminalOrWritesLines) {
   EXPECT_THAT(FormatJob(job, tasks), HasSubstr("recipe\nbits: 4\nnote:  [2J\n"));
 }
 
+TEST(JobReportTest, WhatAJobWaitsForIsShown) {
+  Job job = QuantizeJob(Job::RUNNING);
+  EXPECT_THAT(FormatJob(job, {}), Not(HasSubstr("waits for")));
+  job.set_waits_for("a worker: none is connected");
+  EXPECT_THAT(FormatJob(job, {}), HasSubstr("\n  waits for a worker: none is connected\n"));
+}
+
 TEST(JobReportTest, TaskShowsAllThatIsKnownOfItsAttempts) {
   quern::v1::Task task;
   task.set_name("jobs/7/tasks/24");

@@ -408,6 +408,7 @@ quern::v1::Job JobQueue::Snapshot(const JobState& job) const {
   out.set_revision(job.revision);
   out.set_audit_fraction(record.audit_fraction());
   out.set_numerics_version(record.numerics_version());
+  out.set_waits_for(WaitsFor(job));
   quern::v1::Progress& progress = *out.mutable_progress();
   progress.set_tasks_total(static_cast<uint32_t>(job.tasks.size()));
   progress.set_tasks_done(job.count[Task::COMMITTED]);
@@ -764,7 +765,7 @@ void JobQueue::FinishCheck(const AttemptRef& ref, const std::string& worker, con
   if (attempt == nullptr) return;  // another attempt was faster, or the job is gone
   if (status.ok()) {
     if (attempt->record.purpose() == quern::v1::AUDIT) {
-      FinishAudit(ref, result);
+      CompareAudit(ref, result);
     } else {
       Commit(ref, result, std::move(result_text));
     }
@@ -857,16 +858,45 @@ void JobQueue::EndOfAttempts(JobState& job) {
   if (state == Job::CANCELLING && job.granted == 0) SetState(job, Job::CANCELLED);
 }
 
-void JobQueue::FinishAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
+void JobQueue::CompareAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
   JobState& job = *FindJob(ref.job);
-  TaskState& task = job.tasks[ref.task];
-  const std::string worker = task.attempts.at(ref.attempt).record.worker();
-  if (result.sha256() != task.record.sha256()) {
+  const TaskRecord& record = job.tasks[ref.task].record;
+  if (result.sha256() != record.sha256()) {
+    const std::string worker = FindAttempt(ref)->record.worker();
     EndAttempt(ref, quern::v1::Attempt::FAILED, "DATA_LOSS",
-               absl::StrCat("SHA-256 ", HexDigest(result.sha256()), ", not ", HexDigest(task.record.sha256()), " as committed"));
+               absl::StrCat("SHA-256 ", HexDigest(result.sha256()), ", not ", HexDigest(record.sha256()), " as committed"));
     FailMismatch(job, ref.task, ref.attempt, worker, result.sha256());
     return;
   }
+  checking_.insert(ref);
+  ++outside_;
+  const std::string path = options_.attempt_path(job.record.spec().output(), ref.task, record.committed_attempt());
+  after_unlock_.push_back([this, ref, result, path, sha256 = record.sha256()] {
+    options_.read_back(path, sha256, [this, ref, result](const absl::Status& stored) {
+      FinishReadBack(ref, result, stored);
+      RunDone();
+    });
+  });
+}
+
+void JobQueue::FinishReadBack(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& stored) {
+  Section section(this);
+  checking_.erase(ref);
+  const Attempt* const attempt = FindAttempt(ref);
+  if (attempt == nullptr) return;  // the job is gone, or its task done anew
+  const std::string worker = attempt->record.worker();
+  NewsFor(worker);
+  if (stored.ok()) {
+    PassAudit(ref, result);
+  } else if (!absl::IsUnavailable(stored)) {
+    FailStored(*FindJob(ref.job), ref.task, worker, stored);
+  }
+}
+
+void JobQueue::PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
+  JobState& job = *FindJob(ref.job);
+  TaskState& task = job.tasks[ref.task];
+  const std::string worker = task.attempts.at(ref.attempt).record.worker();
   EndAttempts(ref, result, 0);
   SetAudit(job, ref.task, TaskRecord::PASSED);
   task.record.set_audited_by(worker);
@@ -911,6 +941,27 @@ void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, cons
                    MessageField(error.message())));
   if (job.record.state() == Job::SUCCEEDED) return;
   AddDispute(job, worker, record.committed_by());
+  Uncommit(job, task, Task::FAILED);
+  CountTotals(job);
+  Fail(job, std::move(error));
+}
+
+void JobQueue::FailStored(JobState& job, uint32_t task, const std::string& auditor, const absl::Status& stored) {
+  const TaskRecord& record = job.tasks[task].record;
+  const std::string worker = record.committed_by();
+  JobError error;
+  error.set_reason(kMismatch);
+  error.set_task(TaskName(job.record.id(), task));
+  error.set_message(
+      absl::StrCat("task ", task, " (", record.label(), "): what worker ", worker, " (attempt ", record.committed_attempt(),
+                   ") has stored is not what it reported, which worker ", auditor, " has confirmed: ", stored.message(),
+                   ". A disk, or the memory of the machine that wrote the file, loses bytes: look at it, take that machine out "
+                   "(quern cordon), then run the job again (quern retry): this task is done anew. ",
+                   DescribeDispute(job, task, worker, worker)));
+  ++counts_.mismatches;
+  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, record.committed_attempt()),
+                   " worker=", LogValue(worker), MessageField(error.message())));
+  AddDispute(job, worker, worker);
   Uncommit(job, task, Task::FAILED);
   CountTotals(job);
   Fail(job, std::move(error));

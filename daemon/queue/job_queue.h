@@ -30,8 +30,9 @@
 // any other. Of a task's failures on one worker only the first counts while there is another worker that could try it.
 //
 // Audits. ChosenForAudit names the tasks. Once such a task is committed it is run again by a worker of another name; by one of the same
-// name only when for audit_patience no other could have. Its SHA-256 must be the committed one: else the job fails with DATA_LOSS, the task
-// counts as not done, and both files stay to be looked at. A job is ready when its audits are done too.
+// name only when for audit_patience no other could have. Its SHA-256 must be the committed one, and that of the committed file as it is
+// read back: else the job fails with DATA_LOSS, the task counts as not done, and both files stay to be looked at. A job is ready when its
+// audits are done too.
 //
 // Disputes. After a mismatch the job's record names the two workers. ResumeJob decides for the one that is not cordoned or set aside: what
 // the other has committed in the job, and no worker of another name has confirmed, is done again, and what it still runs does not count.
@@ -150,6 +151,9 @@ struct JobQueueOptions {
   std::function<std::string(const std::string& output, uint32_t task, uint32_t attempt)> attempt_path;
   // Whether the file is what the result says. May block; runs through `run`.
   std::function<absl::Status(const quern::v1::TaskSpec&, const std::string& path, const quern::v1::TaskResult&)> check_commit;
+  // Reads the whole file of a task that an audit has confirmed: OK if it has this SHA-256, DATA_LOSS if it has another, UNAVAILABLE if
+  // there is no time for it. `done` is to be called once on any thread. Must not block.
+  std::function<void(const std::string& path, const std::string& sha256, std::function<void(absl::Status)> done)> read_back;
   // Looks for itself at what a worker reports of a task: whether a source file changed (SOURCE_CHANGED), or whether the disk of the output
   // lacks room for the bytes that the job has still to write (DISK_FULL). `done`, to be called once on any thread: FAILED_PRECONDITION says
   // that it is so, and how; anything else that it is not, or cannot be told. Must not block.
@@ -443,6 +447,8 @@ class JobQueue {
   void CountTotals(JobState& job) QUERN_REQUIRES(mutex_);
   // Its result is not good any more. CountTotals is left to the caller: it goes over all tasks.
   void Uncommit(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
+  // What somebody has to do so that something of the job runs; empty where that is nothing.
+  std::string WaitsFor(const JobState& job) const QUERN_REQUIRES(mutex_);
   void AddDispute(JobState& job, const std::string& worker, const std::string& other) QUERN_REQUIRES(mutex_);
   static bool IsDisputed(const JobState& job, const std::string& worker);
   // On resume: does again or audits what workers in a dispute have committed.
@@ -476,7 +482,12 @@ class JobQueue {
   void Commit(const AttemptRef& ref, const quern::v1::TaskResult& result, std::string result_text) QUERN_REQUIRES(mutex_);
   // The job may be ready, or cancelled.
   void EndOfAttempts(JobState& job) QUERN_REQUIRES(mutex_);
-  void FinishAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  // Of an audit whose own file is well.
+  void CompareAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  void FinishReadBack(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& stored) QUERN_EXCLUDES(mutex_);
+  void PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  // The committed file is not what its worker has reported, though an audit by `auditor` confirms that.
+  void FailStored(JobState& job, uint32_t task, const std::string& auditor, const absl::Status& stored) QUERN_REQUIRES(mutex_);
   // `attempt` of `worker` came to other bytes than those that are committed.
   void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256)
       QUERN_REQUIRES(mutex_);

@@ -47,6 +47,10 @@ class JobQueueTest : public testing::Test {
       checked_.push_back(path);
       return check_result_;
     };
+    options.read_back = [this](const std::string& path, const std::string&, std::function<void(absl::Status)> done) {
+      read_back_.push_back(path);
+      done(stored_);
+    };
     options.confirm = [this](uint64_t, uint32_t, const quern::v1::Failure&, uint64_t bytes_left, std::function<void(absl::Status)> done) {
       bytes_left_ = bytes_left;
       done(confirmed_);
@@ -207,6 +211,8 @@ class JobQueueTest : public testing::Test {
   std::vector<uint64_t> ready_;
   std::vector<std::string> checked_;
   std::vector<std::string> removed_;
+  std::vector<std::string> read_back_;
+  absl::Status stored_;                                // of what is read back
   std::function<void(JobQueueOptions*)> set_options_;  // for the next Start
   absl::Status check_result_;
   absl::Status confirmed_ = absl::FailedPreconditionError("model.safetensors: it was modified");  // of what workers report

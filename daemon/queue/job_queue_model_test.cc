@@ -76,6 +76,7 @@ class Model {
     options.check_commit = [this](const quern::v1::TaskSpec&, const std::string&, const quern::v1::TaskResult&) {
       return !calm_ && Chance(5) ? absl::DataLossError("wrong size") : absl::OkStatus();
     };
+    options.read_back = [](const std::string&, const std::string&, std::function<void(absl::Status)> done) { done(absl::OkStatus()); };
     options.confirm = [this](uint64_t, uint32_t, const quern::v1::Failure&, uint64_t, std::function<void(absl::Status)> done) {
       done(Chance(50) ? absl::FailedPreconditionError("so it is") : absl::OkStatus());
     };

@@ -251,6 +251,26 @@ void JobQueue::SettleDisputes(JobState& job) {
                                  "wrong and run quern retry again\""));
 }
 
+std::string JobQueue::WaitsFor(const JobState& job) const {
+  const quern::v1::Job::State state = job.record.state();
+  if ((state != quern::v1::Job::QUEUED && state != quern::v1::Job::RUNNING) || job.held || job.granted > 0 || Complete(job)) return "";
+  bool any = false, undisputed = false;
+  for (const auto& [name, worker] : workers_) {
+    if (absl::string_view(StateOf(worker)) != "ready") continue;
+    any = true;
+    undisputed = undisputed || !IsDisputed(job, name);
+  }
+  if (!any) return "a worker: none is connected that may take tasks (quern workers)";
+  const bool only_audits = job.count[quern::v1::Task::PENDING] == 0;
+  if (!only_audits || undisputed) return "";
+  std::set<std::string> names;
+  for (const auto& dispute : job.record.disputes()) names.insert({dispute.worker(), dispute.other()});
+  return absl::StrCat(
+      "audits by another worker than ", absl::StrJoin(names, " and "),
+      ", between which a mismatch is not decided: start one more; or quern pause the job, quern cordon the one that is wrong, "
+      "and quern resume");
+}
+
 std::string JobQueue::DescribeDispute(const JobState& job, uint32_t task, const std::string& worker, const std::string& other) const {
   const auto count = [&](const std::string& name) {
     uint32_t committed = 0;

@@ -818,6 +818,28 @@ TEST_F(JobQueueTest, CancelOfAnIdleJobIsImmediate) {
   EXPECT_EQ(Call(&JobQueue::CancelJob, job)->state(), Job::CANCELLED);
 }
 
+TEST_F(JobQueueTest, WorkerThatHasSaidThatItLeavesGetsNothingUntilItStartsAnew) {
+  const uint64_t job = AddTasks(1);
+  const auto id = Granted(Worker("a"));
+  SynchronizeRequest leaving = Worker("a", 0);
+  leaving.set_draining(true);
+  Sync(With(leaving, id, AttemptStatus::STOPPED));
+  EXPECT_EQ(Tasks(job)[0].failures(), 0);
+  EXPECT_THAT(Sync(Worker("a")).attempts(), IsEmpty());
+  SynchronizeRequest anew = Worker("a");
+  anew.set_incarnation("anew");
+  EXPECT_THAT(Granted(anew), IsAttempt(0, 2));
+}
+
+TEST_F(JobQueueTest, JobSaysThatItWaitsForAWorker) {
+  const uint64_t job = AddTasks(1);
+  EXPECT_THAT(Get(job).waits_for(), HasSubstr("none is connected"));
+  const auto id = Granted(Worker("a"));
+  EXPECT_EQ(Get(job).waits_for(), "");
+  Complete(Worker("a"), id);
+  EXPECT_EQ(Get(job).waits_for(), "");
+}
+
 TEST_F(JobQueueTest, DeletedJobIsGoneAndItsAttemptsAreStopped) {
   const uint64_t job = AddTasks(1);
   const auto id = Granted(Worker("a"));

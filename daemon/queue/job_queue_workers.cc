@@ -271,7 +271,10 @@ void JobQueue::CountSuspicions(Superseded& old) {
 void JobQueue::UpdateWorker(WorkerState& worker, const SynchronizeRequest& request) {
   const absl::Duration now = options_.clock->Monotonic();
   const bool is_new = worker.info.incarnation() != request.incarnation() || worker.info.version().empty();
+  // Who leaves does not come back but as another incarnation: else it could give back one task after the other, and no failure would count.
+  const bool leaves = request.draining() || (!is_new && worker.info.draining());
   worker.info = request;
+  worker.info.set_draining(leaves);
   worker.info.clear_sight();
   MakePlain(&worker.info);
   // Results and messages are large, and handled below.

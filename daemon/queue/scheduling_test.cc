@@ -585,6 +585,45 @@ TEST_F(AuditTest, OtherBytesFailTheJobAndNameBothWorkers) {
   EXPECT_EQ(Grants(Worker("b"))[0].purpose(), quern::v1::AUDIT);
 }
 
+TEST_F(AuditTest, CommittedFileIsReadBackAndOneThatIsNotAsReportedFailsTheJob) {
+  const uint64_t job = AddAudited(2);
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  stored_ = absl::DataLossError("/out/0.1 has another SHA-256");
+  CompleteAndRest(Worker("b"), Grants(Worker("b"))[0].id());
+  EXPECT_THAT(read_back_, ElementsAre("/out/0.1"));
+  const Job failed = Get(job);
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "DATA_LOSS");
+  EXPECT_EQ(failed.error().task(), TaskName(job, 0));
+  EXPECT_THAT(failed.error().message(), testing::AllOf(HasSubstr("worker a (attempt 1) has stored"), HasSubstr("worker b has confirmed"),
+                                                       HasSubstr("/out/0.1 has another")));
+  EXPECT_THAT(removed_, IsEmpty()) << "both files stay";
+  EXPECT_EQ(failed.progress().tasks_done(), 1);
+  // It is done anew, and so is, with the worker cordoned, what it has stored besides.
+  stored_ = absl::OkStatus();
+  QUERN_ASSERT_OK(Cordon("a"));
+  QUERN_ASSERT_OK(Resume(job));
+  EXPECT_EQ(Get(job).progress().tasks_done(), 0);
+  for (int i = 0; i < 2; ++i) CompleteAndRest(Worker("b"), Granted(Worker("b")));
+  for (int i = 0; i < 2; ++i) CompleteAndRest(Worker("c"), Grants(Worker("c"))[0].id());
+  EXPECT_THAT(ready_, ElementsAre(job));
+}
+
+TEST_F(AuditTest, ReadingBackThatIsPutOffIsDoneWhenTheAuditIsReportedAgain) {
+  const uint64_t job = AddAudited(1);
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  const auto audit = Grants(Worker("b"));
+  ASSERT_THAT(audit, SizeIs(1));
+  stored_ = absl::UnavailableError("the coordinator is stopping");
+  CompleteAndRest(Worker("b"), audit[0].id());
+  EXPECT_THAT(ready_, IsEmpty());
+  stored_ = absl::OkStatus();
+  CompleteAndRest(Worker("b"), audit[0].id());
+  EXPECT_THAT(ready_, ElementsAre(job));
+  EXPECT_EQ(Get(job).progress().tasks_audited(), 1);
+}
+
 TEST_F(AuditTest, WorkerThatLeavesTooSoonGetsNoAudit) {
   AddAudited(1);
   CompleteAndRest(Worker("a"), Granted(Worker("a")), 10);
@@ -762,6 +801,11 @@ TEST_F(DisputeTest, WhileNeitherIsCordonedOthersAuditAllThatTheTwoCommit) {
   EXPECT_THAT(ready_, IsEmpty()) << "what it commits from now on is audited too";
   Wait(absl::Seconds(60));
   EXPECT_THAT(Grants(Worker("a")), IsEmpty()) << "its own word is no proof";
+  Sync(Worker("c", 0));
+  EXPECT_EQ(Get(job_).waits_for(), "") << "c is there for it";
+  QUERN_ASSERT_OK(Cordon("c"));
+  EXPECT_THAT(Get(job_).waits_for(), testing::AllOf(HasSubstr("another worker than a and b"), HasSubstr("quern cordon")));
+  QUERN_ASSERT_OK(Uncordon("c"));
   const auto audit = Grants(Worker("c"));
   ASSERT_THAT(audit, SizeIs(1));
   EXPECT_EQ(audit[0].purpose(), quern::v1::AUDIT);

@@ -176,6 +176,14 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
     if (!self->options_.paths.everything()) QUERN_RETURN_IF_ERROR(self->ResolvePath(path).status());
     return CheckCommit(spec, path, result, self->options_.file_patience);
   };
+  queue.read_back = [self](const std::string& path, const std::string& sha256, std::function<void(absl::Status)> done) {
+    self->Schedule(
+        [self, path, sha256, done] {
+          const absl::Status allowed = self->options_.paths.everything() ? absl::OkStatus() : self->ResolvePath(path).status();
+          done(allowed.ok() ? CheckContent(path, sha256) : allowed);
+        },
+        done);
+  };
   queue.confirm = [self](uint64_t job, uint32_t task, const quern::v1::Failure& reported, uint64_t bytes_left,
                          std::function<void(absl::Status)> done) {
     self->Schedule([self, job, task, reason = reported.reason(), bytes_left, done] { done(self->Confirm(job, task, reason, bytes_left)); },

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -266,6 +267,33 @@ class CoordinatorTest : public testing::Test {
     }
     request.set_slots(0);
     EXPECT_THAT(Sync(request).acknowledged(), SizeIs(1));
+  }
+
+  // Runs so many audits on a worker of another name, and reports them.
+  void RunAudits(uint32_t audits) {
+    const auto auditor = [this] {
+      SynchronizeRequest request = Worker();
+      request.set_worker("auditor");
+      return request;
+    };
+    SynchronizeRequest ask = auditor();
+    for (uint32_t i = 0; i < audits; ++i) {
+      SynchronizeRequest next = ask;
+      DesiredAttempt audit;
+      while (!audit.has_spec()) {
+        const SynchronizeResponse response = Sync(next);
+        for (const DesiredAttempt& attempt : response.attempts()) {
+          if (attempt.has_spec()) audit = attempt;
+        }
+        next = auditor();
+        for (const auto& challenge : response.challenges()) Answer(challenge, &next);
+      }
+      EXPECT_EQ(audit.purpose(), quern::v1::AUDIT);
+      ask = auditor();
+      *ask.add_attempts() = Execute(audit);
+    }
+    ask.set_slots(0);
+    Sync(ask);
   }
 
   void WaitForLog(const std::string& text) {
@@ -1205,27 +1233,7 @@ TEST_F(CoordinatorTest, AuditedTaskIsRunByAnotherWorkerAndLeavesNoFile) {
   RunTasks(tasks);
   EXPECT_EQ(Get(job.name()).state(), Job::RUNNING);
   EXPECT_EQ(Get(job.name()).progress().tasks_to_audit(), tasks);
-  SynchronizeRequest ask = Worker();
-  ask.set_worker("auditor");
-  for (uint32_t i = 0; i < tasks; ++i) {
-    SynchronizeRequest next = ask;
-    DesiredAttempt audit;
-    while (!audit.has_spec()) {
-      const SynchronizeResponse response = Sync(next);
-      for (const DesiredAttempt& attempt : response.attempts()) {
-        if (attempt.has_spec()) audit = attempt;
-      }
-      next = Worker();
-      next.set_worker("auditor");
-      for (const auto& challenge : response.challenges()) Answer(challenge, &next);
-    }
-    EXPECT_EQ(audit.purpose(), quern::v1::AUDIT);
-    ask = Worker();
-    ask.set_worker("auditor");
-    *ask.add_attempts() = Execute(audit);
-  }
-  ask.set_slots(0);
-  Sync(ask);
+  RunAudits(tasks);
   const Job ended = WaitForEnd(job.name());
   EXPECT_EQ(ended.state(), Job::SUCCEEDED) << ended.error().message();
   EXPECT_EQ(ended.progress().tasks_audited(), tasks);
@@ -1235,6 +1243,27 @@ TEST_F(CoordinatorTest, AuditedTaskIsRunByAnotherWorkerAndLeavesNoFile) {
   for (const auto& grant : run.at("grants")) audits += grant.at("purpose") == "audit";
   EXPECT_EQ(audits, static_cast<int>(tasks));
   EXPECT_EQ(run.at("commits").size(), tasks);
+}
+
+TEST_F(CoordinatorTest, AuditReadsTheCommittedFileBack) {
+  CreateJobRequest request = Request();
+  request.set_audit_fraction(1);
+  const Job job = MustCreate(request);
+  const uint32_t tasks = job.progress().tasks_total();
+  RunTasks(tasks);
+  // One byte of it is lost on the disk; size and header are as they were.
+  const std::string path = AttemptPath(output_, 0, 1);
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  }
+  RunAudits(1);
+  const Job failed = WaitForEnd(job.name());
+  EXPECT_EQ(failed.state(), Job::FAILED);
+  EXPECT_EQ(failed.error().reason(), "DATA_LOSS");
+  EXPECT_THAT(failed.error().message(),
+              testing::AllOf(HasSubstr(path), HasSubstr("worker w (attempt 1) has stored"), HasSubstr("auditor")));
 }
 
 TEST_F(CoordinatorTest, AuditsOutsideOfTheRangeOrOfAVerificationAreRefused) {

@@ -180,9 +180,12 @@ class ReadSourceStream : public StreamBase<grpc::ServerBidiReactor<ReadSourceReq
       QUERN_ASSIGN_OR_RETURN(SourceFiles files, service_->FilesOf(key));
       files_.emplace(std::move(files));
     }
-    filling_.clear_chunks();  // keeps their memory for the next ones
-    for (const Range& part : parts) {
-      Chunk& chunk = *filling_.add_chunks();
+    // What is there is written over: cleared, it would be filled with zeros first.
+    while (filling_.chunks_size() > static_cast<int>(parts.size())) filling_.mutable_chunks()->RemoveLast();
+    while (filling_.chunks_size() < static_cast<int>(parts.size())) filling_.add_chunks();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Range& part = parts[i];
+      Chunk& chunk = *filling_.mutable_chunks(static_cast<int>(i));
       chunk.set_range(part.number);
       chunk.set_offset(part.offset);
       std::string& data = *chunk.mutable_data();
