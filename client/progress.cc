@@ -73,7 +73,8 @@ void Progress::Clear() {
 std::string Progress::Line(const Job& job) const {
   const quern::v1::Progress& progress = job.progress();
   // A verification that found something has succeeded as a job.
-  std::string line = job.mismatches_size() > 0 ? "mismatch" : StateName(job.state());
+  const int found = job.mismatches_size();
+  std::string line = found > 0 ? absl::StrCat(found, found == 1 ? " mismatch" : " mismatches") : StateName(job.state());
   if (progress.tasks_total() == 0) return line;
   absl::StrAppend(&line, "  ", progress.tasks_done(), "/", progress.tasks_total(), " tasks");
   if (progress.tasks_failed() > 0) absl::StrAppend(&line, " (", progress.tasks_failed(), " failed)");

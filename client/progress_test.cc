@@ -125,7 +125,7 @@ TEST_F(ProgressTest, VerificationThatFoundSomethingDoesNotSaySucceeded) {
   job.set_state(Job::SUCCEEDED);
   EXPECT_THAT(progress.Line(job), HasSubstr("succeeded"));
   job.add_mismatches();
-  EXPECT_THAT(progress.Line(job), AllOf(HasSubstr("mismatch"), Not(HasSubstr("succeeded"))));
+  EXPECT_THAT(progress.Line(job), AllOf(HasSubstr("1 mismatch "), Not(HasSubstr("succeeded"))));
 }
 
 TEST(RateMeterTest, ForgetsWhatIsOlderThanItsWindow) {

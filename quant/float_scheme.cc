@@ -385,7 +385,7 @@ absl::Status FloatScheme::CheckActivationAmax(DType dtype, float amax) const {
   if (!std::isfinite(amax) || amax <= 0) return absl::InvalidArgumentError("and is to be a finite number above 0");
   const bool precise = spec_.numerics == Numerics::kPrecise;
   const bool rounded = !is_modelopt() && !precise;
-  const absl::string_view remedy = rounded ? "; numerics: precise has more room" : "";
+  const absl::string_view remedy = "; numerics: precise has more room";
   if (rounded && !std::isfinite(Rounded(dtype, amax))) {
     return absl::InvalidArgumentError(absl::StrCat("which overflows ", DTypeName(dtype), ", the dtype of the weight", remedy));
   }
@@ -402,7 +402,7 @@ absl::Status FloatScheme::CheckActivationAmax(DType dtype, float amax) const {
   });
   if (has_scale) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("too little for a scale", is_modelopt() ? "" : absl::StrCat(" in ", DTypeName(dtype)), remedy));
+      absl::StrCat("too little for a scale", is_modelopt() ? "" : absl::StrCat(" in ", DTypeName(dtype)), rounded && nvfp4 ? remedy : ""));
 }
 
 absl::StatusOr<std::vector<std::string>> FloatScheme::ComputedRegions(DType dtype, Shape2D, const Statistics* statistics,

@@ -267,8 +267,8 @@ std::string JobQueue::WaitsFor(const JobState& job) const {
   for (const auto& dispute : job.record.disputes()) names.insert({dispute.worker(), dispute.other()});
   return absl::StrCat(
       "audits by another worker than ", absl::StrJoin(names, " and "),
-      ", between which a mismatch is not decided: start one more; or quern pause the job, quern cordon the one that is wrong, "
-      "and quern resume");
+      ", for after a mismatch its own word does not count: start one more; or quern pause the job, quern cordon the one that "
+      "is wrong, and quern resume");
 }
 
 std::string JobQueue::DescribeDispute(const JobState& job, uint32_t task, const std::string& worker, const std::string& other) const {
