@@ -888,8 +888,13 @@ void JobQueue::FinishReadBack(const AttemptRef& ref, const quern::v1::TaskResult
   NewsFor(worker);
   if (stored.ok()) {
     PassAudit(ref, result);
-  } else if (!absl::IsUnavailable(stored)) {
+  } else if (absl::IsFailedPrecondition(stored)) {
     FailStored(*FindJob(ref.job), ref.task, worker, stored);
+  } else if (!absl::IsUnavailable(stored)) {
+    quern::v1::Failure failure;
+    failure.set_reason(quern::v1::IO_ERROR);
+    failure.set_message(absl::StrCat("this coordinator cannot read the committed file back: ", stored.message()));
+    HandleFailure(ref, failure);
   }
 }
 

@@ -151,8 +151,9 @@ struct JobQueueOptions {
   std::function<std::string(const std::string& output, uint32_t task, uint32_t attempt)> attempt_path;
   // Whether the file is what the result says. May block; runs through `run`.
   std::function<absl::Status(const quern::v1::TaskSpec&, const std::string& path, const quern::v1::TaskResult&)> check_commit;
-  // Reads the whole file of a task that an audit has confirmed: OK if it has this SHA-256, DATA_LOSS if it has another, UNAVAILABLE if
-  // there is no time for it. `done` is to be called once on any thread. Must not block.
+  // Reads the whole file of a task that an audit has confirmed: OK if it has this SHA-256, FAILED_PRECONDITION if it has another,
+  // UNAVAILABLE if there is no time for it; anything else says that it cannot be told, and the audit has failed. `done` is to be called
+  // once on any thread. Must not block.
   std::function<void(const std::string& path, const std::string& sha256, std::function<void(absl::Status)> done)> read_back;
   // Looks for itself at what a worker reports of a task: whether a source file changed (SOURCE_CHANGED), or whether the disk of the output
   // lacks room for the bytes that the job has still to write (DISK_FULL). `done`, to be called once on any thread: FAILED_PRECONDITION says

@@ -589,7 +589,7 @@ TEST_F(AuditTest, CommittedFileIsReadBackAndOneThatIsNotAsReportedFailsTheJob) {
   const uint64_t job = AddAudited(2);
   CompleteAndRest(Worker("a"), Granted(Worker("a")));
   CompleteAndRest(Worker("a"), Granted(Worker("a")));
-  stored_ = absl::DataLossError("/out/0.1 has another SHA-256");
+  stored_ = absl::FailedPreconditionError("/out/0.1 has another SHA-256");
   CompleteAndRest(Worker("b"), Grants(Worker("b"))[0].id());
   EXPECT_THAT(read_back_, ElementsAre("/out/0.1"));
   const Job failed = Get(job);
@@ -607,6 +607,23 @@ TEST_F(AuditTest, CommittedFileIsReadBackAndOneThatIsNotAsReportedFailsTheJob) {
   EXPECT_EQ(Get(job).progress().tasks_done(), 0);
   for (int i = 0; i < 2; ++i) CompleteAndRest(Worker("b"), Granted(Worker("b")));
   for (int i = 0; i < 2; ++i) CompleteAndRest(Worker("c"), Grants(Worker("c"))[0].id());
+  EXPECT_THAT(ready_, ElementsAre(job));
+}
+
+TEST_F(AuditTest, FileThatCannotBeReadBackIsNoWordOnItsWorker) {
+  const uint64_t job = AddAudited(1);
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  stored_ = absl::DataLossError("/out/0.1: Stale file handle");
+  const auto audit = Grants(Worker("b"));
+  ASSERT_THAT(audit, SizeIs(1));
+  CompleteAndRest(Worker("b"), audit[0].id());
+  EXPECT_EQ(Get(job).state(), Job::RUNNING);
+  EXPECT_EQ(Get(job).progress().tasks_done(), 1) << "what was committed stays";
+  stored_ = absl::OkStatus();
+  const auto again = Grants(Worker("c"));
+  ASSERT_THAT(again, SizeIs(1));
+  EXPECT_EQ(again[0].purpose(), quern::v1::AUDIT);
+  CompleteAndRest(Worker("c"), again[0].id());
   EXPECT_THAT(ready_, ElementsAre(job));
 }
 

@@ -159,7 +159,8 @@ absl::Status CheckCommit(const quern::v1::TaskSpec& spec, const std::string& pat
 absl::Status CheckContent(const std::string& path, const std::string& sha256) {
   QUERN_ASSIGN_OR_RETURN(const checkpoint::FileFingerprint file, checkpoint::FingerprintFile(path, /*whole_content=*/true));
   if (file.content_sha256 == sha256) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(path, " has the SHA-256 ", HexDigest(file.content_sha256), ", not ", HexDigest(sha256)));
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, " has the SHA-256 ", HexDigest(file.content_sha256), ", not ", HexDigest(sha256)));
 }
 
 std::string SightPath(const std::string& output) { return JoinPath(output, ".quern/sight"); }

@@ -23,7 +23,7 @@ absl::Status CheckReport(const quern::v1::TaskSpec& spec, const quern::v1::TaskR
 absl::Status CheckCommit(const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result,
                          absl::Duration patience);
 
-// Whether the whole file has this SHA-256 (raw bytes). DATA_LOSS when it has another. Blocks while it is read.
+// Whether the whole file has this SHA-256 (raw bytes). FAILED_PRECONDITION when it has another. Blocks while it is read.
 absl::Status CheckContent(const std::string& path, const std::string& sha256);
 
 // What workers must see to get tasks of the job. `first_task` is its first one, nullptr when it has none. Writes OUT/.quern/sight for a

@@ -126,7 +126,7 @@ class SimulatedWorker {
   SynchronizeRequest Request(uint32_t slots, bool may_wait) const {
     SynchronizeRequest request;
     request.set_worker(name_);
-    request.set_incarnation(absl::StrCat(name_, "-incarnation"));
+    request.set_incarnation(absl::StrCat(name_, "-incarnation-", incarnation_));
     request.set_host("bench");
     request.set_version("1");
     request.set_numerics_version(quant::kNumericsVersion);
@@ -137,7 +137,7 @@ class SimulatedWorker {
     device.set_kind("cpu");
     device.set_self_test_passed(true);
     request.set_may_wait(may_wait);
-    // Given back by one that stays, it would count as a failure.
+    // Given back by one that stays, it would count as a failure. Who leaves comes back as another incarnation.
     request.set_draining(status_.state() == AttemptStatus::STOPPED);
     if (status_.has_id()) *request.add_attempts() = status_;
     return request;
@@ -189,6 +189,7 @@ class SimulatedWorker {
     for (const auto& id : response_.acknowledged()) {
       if (status_.has_id() && id.task() == status_.id().task() && id.attempt() == status_.id().attempt() &&
           id.job() == status_.id().job()) {
+        if (status_.state() == AttemptStatus::STOPPED) ++incarnation_;
         status_.Clear();
       }
     }
@@ -218,6 +219,7 @@ class SimulatedWorker {
 
   const std::unique_ptr<quern::v1::Workers::Stub> stub_;
   const std::string name_;
+  int incarnation_ = 0;
   AttemptStatus status_;
   quern::v1::TaskSpec spec_;
   std::string output_path_;
