@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
@@ -44,46 +43,44 @@ constexpr absl::string_view kVisionPrefixes[] = {
 
 constexpr absl::string_view kMtpPrefixes[] = {"mtp.", "model.mtp."};
 
-// What a tensor's name may end in behind its module's. A name that ends in none of these is a module of its own.
+// What a tensor's name may end in behind its module's, besides storage parameters. A name that ends in none of these is a module of its
+// own.
 constexpr absl::string_view kParameters[] = {
-    "weight",
-    "bias",
-    "weight_scale_inv",
-    "weight_scale",
-    "scale",
-    "weight_scale_2",
+    "weight",      "bias",        "k_scale",          "v_scale", "qweight", "qzeros",  "scales", "e_score_correction_bias",
+    "expert_bias", "router_bias", "per_expert_scale", "A_log",   "D",       "dt_bias", "sinks",
+};
+
+constexpr absl::string_view kStorageParameters[] = {
     "weight_packed",
-    "weight_shape",
-    "weight_zero_point",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "scale",
     "weight_global_scale",
+    "weight_zero_point",
     "weight_g_idx",
+    "weight_shape",
     "input_scale",
     "input_zero_point",
     "input_global_scale",
     "activation_scale",
     "output_scale",
     "pre_quant_scale",
-    "k_scale",
-    "v_scale",
-    "qweight",
-    "qzeros",
-    "scales",
     "g_idx",
     "SCB",
-    "e_score_correction_bias",
-    "expert_bias",
-    "router_bias",
-    "per_expert_scale",
-    "A_log",
-    "D",
-    "dt_bias",
-    "sinks",
 };
 
-// What bitsandbytes stores beside "<module>.weight", under its name.
+// What bitsandbytes stores beside "<module>.weight" stands under that name.
+constexpr absl::string_view kWeight = "weight.";
+
 bool IsWeightState(absl::string_view parameter) {
-  return parameter == "absmax" || parameter == "quant_map" || parameter == "nested_absmax" || parameter == "nested_quant_map" ||
-         absl::StartsWith(parameter, "quant_state.");
+  return absl::ConsumePrefix(&parameter, kWeight) && (parameter == "absmax" || parameter == "quant_map" || parameter == "nested_absmax" ||
+                                                      parameter == "nested_quant_map" || absl::StartsWith(parameter, "quant_state."));
+}
+
+template <size_t kSize>
+bool IsOneOf(const absl::string_view (&names)[kSize], absl::string_view name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
 // Takes the component before the first '.' off `name`; all of it when there is no '.'.
@@ -333,15 +330,19 @@ std::vector<std::string> Family::KnownModelTypes() {
   return types;
 }
 
+bool IsBitsandbytesParameter(absl::string_view parameter) { return parameter == "SCB" || IsWeightState(parameter); }
+
+bool IsStorageParameter(absl::string_view parameter) { return IsOneOf(kStorageParameters, parameter) || IsWeightState(parameter); }
+
 ModuleIdentity Family::Identify(absl::string_view tensor_name, const ModelConfig& config) const {
   ModuleIdentity identity;
   absl::string_view module = tensor_name;
   const absl::string_view last = LastComponent(tensor_name);
-  if (last.size() < tensor_name.size() && std::find(std::begin(kParameters), std::end(kParameters), last) != std::end(kParameters)) {
+  if (last.size() < tensor_name.size() && (IsOneOf(kParameters, last) || IsOneOf(kStorageParameters, last))) {
     module.remove_suffix(last.size() + 1);
     identity.parameter = std::string(last);
   } else if (const size_t weight = tensor_name.rfind(".weight.");
-             weight != absl::string_view::npos && IsWeightState(tensor_name.substr(weight + strlen(".weight.")))) {
+             weight != absl::string_view::npos && IsWeightState(tensor_name.substr(weight + 1))) {
     module = tensor_name.substr(0, weight);
     identity.parameter = std::string(tensor_name.substr(weight + 1));
   }

@@ -51,6 +51,11 @@ struct ModuleIdentity {
   std::string transformers_name;
 };
 
+// Whether a parameter only says how a module's weight is stored, or its activations were to be: "weight_scale".
+bool IsStorageParameter(absl::string_view parameter);
+// Of these, what bitsandbytes stores beside the weight: "SCB", "weight.absmax".
+bool IsBitsandbytesParameter(absl::string_view parameter);
+
 class Family {
  public:
   // The table's entry for config.model_type, else for the outer one; a generic family of plain 2-D linears when the type is not known.

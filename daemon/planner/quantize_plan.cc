@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/byte_size.h"
 #include "base/file.h"
 #include "base/status_macros.h"
@@ -87,10 +88,11 @@ class QuantizePlanner {
     for (size_t i = 0; i < shards.size(); ++i) {
       QUERN_RETURN_IF_ERROR(MakeTask(shards[i], ShardName(i, shards.size())));
     }
+    std::vector<std::string> missing;
     for (const auto& [problem, modules] : without_inputs_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(problem, " ", modules.size(), " modules:\n  ", absl::StrJoin(SummarizeNames(modules), "\n  ")));
+      missing.push_back(absl::StrCat(problem, " ", modules.size(), " modules:\n  ", absl::StrJoin(SummarizeNames(modules), "\n  ")));
     }
+    if (!missing.empty()) return absl::InvalidArgumentError(absl::StrJoin(missing, "\n"));
     AddDropped();
     if (inputs_ != nullptr) QUERN_RETURN_IF_ERROR(EmitConfig());
     return Summarize(memory);
@@ -131,10 +133,11 @@ class QuantizePlanner {
     for (const SelectedModule& module : selection_.modules) {
       for (const size_t tensor : module.tensors) {
         const std::string& name = Info(tensor).name;
-        const absl::string_view parameter = absl::string_view(name).substr(name.rfind('.') + 1);
+        absl::string_view parameter = name;
+        if (!absl::ConsumePrefix(&parameter, absl::StrCat(module.identity.module, "."))) parameter.remove_prefix(name.rfind('.') + 1);
         if (IsCacheScale(parameter)) {
           cache.push_back(name);
-        } else if (IsStorageParameter(parameter) && (parameter != "scale" || module.weight.has_value())) {
+        } else if (checkpoint::IsStorageParameter(parameter) && (parameter != "scale" || module.weight.has_value())) {
           left_over.push_back(name);
         }
       }

@@ -449,13 +449,14 @@ TEST(QuantizePlan, ScalesThatBelongToNoWeightAreNamed) {
   source.Add({"model.layers.0.self_attn.v_scale", {1}, DType::kF32});
   source.Add({"model.layers.0.mlp.up_proj.output_scale", {1}, DType::kF32});
   source.Add({"model.layers.0.mlp.gone_proj.weight_scale", {128, 1}, DType::kBF16});
+  source.Add({"model.layers.0.mlp.gone_proj.weight.absmax", {128}, DType::kF32});
   source.Add("model.layers.0.mlp.scale", {64});  // nobody's
   source.Write();
   const Plan plan = PlanOf(source.path(), "{scheme: W4A16, group_size: 32}");
   EXPECT_THAT(Warnings(plan),
               UnorderedElementsAre(AllOf(HasSubstr("KV cache"), HasSubstr("k_proj.k_scale"), HasSubstr("self_attn.v_scale")),
-                                   AllOf(HasSubstr("left over"), HasSubstr("gone_proj.weight_scale"), HasSubstr("up_proj.output_scale"),
-                                         Not(HasSubstr("mlp.scale")))));
+                                   AllOf(HasSubstr("left over"), HasSubstr("gone_proj.weight_scale"), HasSubstr("gone_proj.weight.absmax"),
+                                         HasSubstr("up_proj.output_scale"), Not(HasSubstr("mlp.scale")))));
   EXPECT_EQ(FatesByName(plan).at("model.layers.0.mlp.gone_proj.weight_scale").fate(), TensorFate::COPIED);
 }
 

@@ -22,6 +22,7 @@ namespace quern::daemon {
 namespace {
 
 using checkpoint::ExpertStack;
+using checkpoint::IsStorageParameter;
 using checkpoint::TensorInfo;
 using quant::ScaleType;
 using quant::SchemeSpec;
@@ -38,9 +39,6 @@ bool IsStrayBesidePlain(absl::string_view parameter) {
 }
 
 uint64_t Blocks(uint64_t n) { return (n + kBlock - 1) / kBlock; }
-
-// bitsandbytes' tensors beside a weight.
-constexpr absl::string_view kWeightStates = "weight.";
 
 // Parameters of formats that cannot be read.
 bool IsForeignParameter(absl::string_view parameter) { return parameter == "qweight" || parameter == "qzeros" || parameter == "scales"; }
@@ -169,7 +167,7 @@ class Gatherer {
     if (weight == nullptr) return none;
     const TensorInfo& info = Info(*weight);
     const bool codes = IsCodeDType(info.dtype) && std::any_of(parts.begin(), parts.end(), [](const auto& part) {
-                         return part.first == "SCB" || absl::StartsWith(part.first, kWeightStates);
+                         return checkpoint::IsBitsandbytesParameter(part.first);
                        });
     if (codes) return Unreadable("it is in a format of bitsandbytes, which cannot be read");
     if (info.shape.size() != 2) return none;
@@ -685,27 +683,6 @@ class Gatherer {
 };
 
 }  // namespace
-
-bool IsStorageParameter(absl::string_view parameter) {
-  static constexpr absl::string_view kNames[] = {"weight_packed",
-                                                 "weight_scale",
-                                                 "weight_scale_inv",
-                                                 "weight_scale_2",
-                                                 "scale",
-                                                 "weight_global_scale",
-                                                 "weight_zero_point",
-                                                 "weight_g_idx",
-                                                 "weight_shape",
-                                                 "input_scale",
-                                                 "input_zero_point",
-                                                 "input_global_scale",
-                                                 "activation_scale",
-                                                 "output_scale",
-                                                 "pre_quant_scale",
-                                                 "g_idx",
-                                                 "SCB"};
-  return absl::StartsWith(parameter, kWeightStates) || std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
-}
 
 bool SourceWeight::DecodesToAnyDType() const {
   if (decoder == nullptr) return false;

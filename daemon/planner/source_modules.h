@@ -72,9 +72,6 @@ struct SourceModules {
   std::vector<size_t> strays;
 };
 
-// Whether a parameter only says how a module's weight is stored, or its activations were to be: "weight_scale".
-bool IsStorageParameter(absl::string_view parameter);
-
 // INVALID_ARGUMENT when the source's quantization_config cannot be understood. A weight that cannot be read is no error here: see
 // SourceModule::unreadable. Reads weight_shape tensors.
 absl::StatusOr<SourceModules> GatherSourceModules(const checkpoint::Checkpoint& checkpoint);
