@@ -931,42 +931,36 @@ void JobQueue::PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& res
 void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256) {
   const TaskRecord& record = job.tasks[task].record;
   const std::string& output = job.record.spec().output();
-  JobError error;
-  error.set_reason(kMismatch);
-  error.set_task(TaskName(job.record.id(), task));
-  error.set_message(absl::StrCat("task ", task, " (", record.label(), "): worker ", worker, " (attempt ", attempt, ") came to SHA-256 ",
-                                 HexDigest(sha256), ", worker ", record.committed_by(), " (attempt ", record.committed_attempt(), ") to ",
-                                 HexDigest(record.sha256()), " from the same input: one of the two machines computes wrongly. Compare ",
-                                 options_.attempt_path(output, task, attempt), " and ",
-                                 options_.attempt_path(output, task, record.committed_attempt()),
-                                 ", take that machine out (quern cordon), then run the job again (quern retry): this task is done anew. ",
-                                 DescribeDispute(job, task, worker, record.committed_by())));
-  ++counts_.mismatches;
-  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
-                   MessageField(error.message())));
-  if (job.record.state() == Job::SUCCEEDED) return;
-  AddDispute(job, worker, record.committed_by());
-  Uncommit(job, task, Task::FAILED);
-  CountTotals(job);
-  Fail(job, std::move(error));
+  FailForDataLoss(
+      job, task, attempt, worker, record.committed_by(),
+      absl::StrCat("worker ", worker, " (attempt ", attempt, ") came to SHA-256 ", HexDigest(sha256), ", worker ", record.committed_by(),
+                   " (attempt ", record.committed_attempt(), ") to ", HexDigest(record.sha256()),
+                   " from the same input: one of the two machines computes wrongly. Compare ", options_.attempt_path(output, task, attempt),
+                   " and ", options_.attempt_path(output, task, record.committed_attempt())));
 }
 
 void JobQueue::FailStored(JobState& job, uint32_t task, const std::string& auditor, const absl::Status& stored) {
   const TaskRecord& record = job.tasks[task].record;
   const std::string worker = record.committed_by();
+  FailForDataLoss(job, task, record.committed_attempt(), worker, worker,
+                  absl::StrCat("what worker ", worker, " (attempt ", record.committed_attempt(),
+                               ") has stored is not what it reported, which worker ", auditor, " has confirmed: ", stored.message(),
+                               ". A disk, or the memory of the machine that wrote the file, loses bytes: look at it"));
+}
+
+void JobQueue::FailForDataLoss(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& other,
+                               const std::string& what) {
   JobError error;
   error.set_reason(kMismatch);
   error.set_task(TaskName(job.record.id(), task));
-  error.set_message(
-      absl::StrCat("task ", task, " (", record.label(), "): what worker ", worker, " (attempt ", record.committed_attempt(),
-                   ") has stored is not what it reported, which worker ", auditor, " has confirmed: ", stored.message(),
-                   ". A disk, or the memory of the machine that wrote the file, loses bytes: look at it, take that machine out "
-                   "(quern cordon), then run the job again (quern retry): this task is done anew. ",
-                   DescribeDispute(job, task, worker, worker)));
+  error.set_message(absl::StrCat("task ", task, " (", job.tasks[task].record.label(), "): ", what,
+                                 ", take that machine out (quern cordon), then run the job again (quern retry): this task is done anew. ",
+                                 DescribeDispute(job, task, worker, other)));
   ++counts_.mismatches;
-  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, record.committed_attempt()),
-                   " worker=", LogValue(worker), MessageField(error.message())));
-  AddDispute(job, worker, worker);
+  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
+                   MessageField(error.message())));
+  if (job.record.state() == Job::SUCCEEDED) return;
+  AddDispute(job, worker, other);
   Uncommit(job, task, Task::FAILED);
   CountTotals(job);
   Fail(job, std::move(error));

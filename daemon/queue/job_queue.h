@@ -492,6 +492,10 @@ class JobQueue {
   // `attempt` of `worker` came to other bytes than those that are committed.
   void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256)
       QUERN_REQUIRES(mutex_);
+  // Opens a dispute of the two, or of one with itself, takes the committed result back and fails the job; of one that has succeeded only
+  // the log tells. The message is `what`, and what to do.
+  void FailForDataLoss(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& other,
+                       const std::string& what) QUERN_REQUIRES(mutex_);
   // Ends all attempts of the task; `winner` as COMMITTED, others as fenced.
   void EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) QUERN_REQUIRES(mutex_);
   // What the end of one of its attempts says of a worker.
