@@ -173,13 +173,13 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   };
   queue.attempt_path = AttemptPath;
   queue.check_commit = [self](const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result) {
-    if (!self->options_.paths.everything()) QUERN_RETURN_IF_ERROR(self->ResolvePath(path).status());
+    QUERN_RETURN_IF_ERROR(self->CheckStoredPath(path));
     return CheckCommit(spec, path, result, self->options_.file_patience);
   };
   queue.read_back = [self](const std::string& path, const std::string& sha256, std::function<void(absl::Status)> done) {
     self->Schedule(
         [self, path, sha256, done] {
-          const absl::Status allowed = self->options_.paths.everything() ? absl::OkStatus() : self->ResolvePath(path).status();
+          const absl::Status allowed = self->CheckStoredPath(path);
           done(allowed.ok() ? CheckContent(path, sha256) : allowed);
         },
         done);
@@ -377,10 +377,11 @@ absl::Status Coordinator::CheckSourceFiles(const PlanSummary& plan) const {
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::CheckStoredOutput(const JobSpec& spec) const {
-  if (options_.paths.everything()) return absl::OkStatus();
-  return Annotate(options_.paths.Resolve(spec.output()).status(), "output");
+absl::Status Coordinator::CheckStoredPath(const std::string& path) const {
+  return options_.paths.everything() ? absl::OkStatus() : ResolvePath(path).status();
 }
+
+absl::Status Coordinator::CheckStoredOutput(const JobSpec& spec) const { return Annotate(CheckStoredPath(spec.output()), "output"); }
 
 absl::Status Coordinator::CheckStoredPaths(const JobSpec& spec, const PlanSummary& plan) const {
   if (options_.paths.everything()) return absl::OkStatus();

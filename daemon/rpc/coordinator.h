@@ -130,6 +130,7 @@ class Coordinator {
   absl::StatusOr<std::string> CheckSource(const std::string& source) const;
   absl::Status CheckSourceFiles(const quern::v1::PlanSummary& plan) const;
   // A job of the store may be older than the roots: whatever is named by it is judged again before it is read or written.
+  absl::Status CheckStoredPath(const std::string& path) const;
   absl::Status CheckStoredOutput(const quern::v1::JobSpec& spec) const;
   absl::Status CheckStoredPaths(const quern::v1::JobSpec& spec, const quern::v1::PlanSummary& plan) const;
   // As JobQueueOptions::confirm.
