@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
@@ -173,6 +174,15 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 && name[0] != '\0' ? name : "unknown-host";
 }
 
+// The machine's own number, or what stands for it in a container: hashed, for it is nobody's business elsewhere.
+std::string MachineIdentity(const std::string& host) {
+  constexpr size_t kDigits = 16;
+  std::string id = ReadFileToString("/etc/machine-id").value_or("");
+  absl::StripTrailingAsciiWhitespace(&id);
+  const bool known = id.size() == 32 && std::all_of(id.begin(), id.end(), absl::ascii_isxdigit);
+  return HexDigest(Sha256Of(absl::StrCat("quern-worker ", known ? id : host))).substr(0, kDigits);
+}
+
 // A random UUID (version 4).
 absl::StatusOr<std::string> NewUuid() {
   std::array<unsigned char, 16> bytes;
@@ -320,6 +330,7 @@ class SignalThread {
 absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   SupervisorOptions options;
   options.info.host = HostName();
+  options.info.machine = MachineIdentity(options.info.host);
   QUERN_ASSIGN_OR_RETURN(options.info.incarnation, NewUuid());
   options.info.name = flags.name.has_value() ? *flags.name : DefaultName(options.info.host, options.info.incarnation);
   options.info.version = QUERN_VERSION;

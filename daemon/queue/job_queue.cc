@@ -240,6 +240,8 @@ absl::Status JobQueue::Load() {
         worker.info.set_worker(attempt.record.worker());
         worker.info.set_incarnation(attempt.record.incarnation());
         worker.info.set_host(attempt.record.host());
+        worker.info.set_machine(attempt.record.machine());
+        if (attempt.record.has_principal()) worker.principal = attempt.record.principal();
         worker.last_seen = now;
         worker.last_seen_wall = absl::FromUnixNanos(attempt.record.grant_time_ns());
         worker.granted.insert(ref);
@@ -384,7 +386,9 @@ void JobQueue::Uncommit(JobState& job, uint32_t task, Task::State state) {
   TaskRecord& record = job.tasks[task].record;
   record.clear_committed_attempt();
   record.clear_committed_by();
+  record.clear_committed_on();
   record.clear_audited_by();
+  record.clear_audited_on();
   record.clear_sha256();
   MoveTask(job, task, state);
   SetAudit(job, task, record.audit() == TaskRecord::PASSED ? TaskRecord::DUE : record.audit());
@@ -616,7 +620,7 @@ absl::Duration JobQueue::RetryWait(uint32_t failures) const {
   return std::min(wait, options_.max_retry_backoff);
 }
 
-void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& worker, uint32_t failures) {
+void JobQueue::NoteTrouble(JobState& job, uint32_t task, const Runner& runner, uint32_t failures) {
   const absl::Duration now = options_.clock->Monotonic();
   const TaskRecord& record = job.tasks[task].record;
   Trouble& trouble = job.trouble[task];
@@ -627,7 +631,7 @@ void JobQueue::NoteTrouble(JobState& job, uint32_t task, const std::string& work
   }
   trouble.not_before = now + RetryWait(failures);
   trouble.avoid_until = trouble.not_before + options_.lease;
-  trouble.failed_on.insert(worker);
+  trouble.failed_on.insert(runner);
   if (pending) MoveTask(job, task, Task::PENDING);
 }
 
@@ -682,14 +686,19 @@ void JobQueue::EndFailed(const AttemptRef& ref, const quern::v1::Failure& failur
   std::string message = failure.message();
   bool old_news = false;
   if (counts && !halved && !is_so) {
-    const auto trouble = job.trouble.find(ref.task);
-    old_news = trouble != job.trouble.end() && trouble->second.failed_on.count(worker) > 0 && AnotherCouldTry(job, ref.task);
-    NoteTrouble(job, ref.task, worker, task.record.failures() + 1);
+    old_news = FailedNear(job, ref.task, RunnerOf(attempt));
+    NoteTrouble(job, ref.task, RunnerOf(attempt), task.record.failures() + 1);
     if (failure.reason() == quern::v1::BAD_INPUT) {
-      std::set<std::string>& said = job.trouble[ref.task].bad_input_on;
-      said.insert(worker);
-      is_so = said.size() >= options_.bad_input_witnesses;
-      if (said.size() > 1) absl::StrAppend(&message, " (found on workers ", absl::StrJoin(said, " and "), ")");
+      std::set<Runner>& said = job.trouble[ref.task].bad_input_on;
+      said.insert(RunnerOf(attempt));
+      std::set<std::string> names, machines;
+      for (const Runner& runner : said) {
+        names.insert(runner.worker);
+        machines.insert(runner.machine.empty() ? runner.worker : runner.machine);
+      }
+      is_so = machines.size() >= options_.bad_input_witnesses ||
+              (names.size() >= options_.bad_input_witnesses && !FartherCouldRun(job, ref.task, said, Distance::kSameMachine));
+      if (names.size() > 1) absl::StrAppend(&message, " (found on workers ", absl::StrJoin(names, " and "), ")");
     }
   }
   if (attempt.purpose() == quern::v1::STRAGGLER) job.trouble[ref.task].second_try_failed = true;
@@ -717,43 +726,63 @@ void JobQueue::EndFailed(const AttemptRef& ref, const quern::v1::Failure& failur
   CountFailure(job, ref.task, failure.reason() == quern::v1::SOURCE_CHANGED ? "IO_ERROR" : reason, message);
 }
 
-void JobQueue::HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) {
+void JobQueue::HandleCompletion(const AttemptRef& ref, const quern::v1::SynchronizeRequest& worker, const quern::v1::TaskResult& result) {
   JobState* const job = FindJob(ref.job);
-  if (job == nullptr || ref.task >= job->tasks.size()) return;
+  if (job == nullptr || ref.task >= job->tasks.size() || checking_.count(ref) > 0) return;
   TaskState& task = job->tasks[ref.task];
   const Attempt* const attempt = FindAttempt(ref);
-  const bool audit = attempt != nullptr && attempt->record.purpose() == quern::v1::AUDIT;
-  if (task.record.state() == Task::COMMITTED && !audit) {
-    if (task.record.sha256() == result.sha256() || !task.record.has_output()) return;
-    if (task.record.committed_attempt() != ref.attempt) {
-      FailMismatch(*job, ref.task, ref.attempt, worker, result.sha256());
-      return;
-    }
-    JobError error;
-    error.set_reason(kMismatch);
-    error.set_task(TaskName(ref.job, ref.task));
-    error.set_message(absl::StrCat("task ", ref.task, " (", task.record.label(), ") attempt ", ref.attempt, ": ", worker,
-                                   " reported SHA-256 ", HexDigest(result.sha256()), " after ", HexDigest(task.record.sha256()),
-                                   " was committed: check the memory and disk of that machine, verify the output, or start over"));
-    ++counts_.mismatches;
-    Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(worker),
-                     MessageField(error.message())));
-    if (job->record.state() != Job::SUCCEEDED) AddDispute(*job, worker, worker);
-    Fail(*job, std::move(error));
+  const auto ran_it = [name = worker.worker(), incarnation = worker.incarnation()](const AttemptRecord& record) {
+    return record.worker() == name && record.incarnation() == incarnation;
+  };
+  if (attempt == nullptr) {
+    if (task.record.state() != Task::COMMITTED || task.record.sha256() == result.sha256() || !task.record.has_output()) return;
+    // That it has run this attempt only the store can tell.
+    checking_.insert(ref);
+    Run([this, ref, ran_it, name = worker.worker(), sha256 = result.sha256()] {
+      const absl::StatusOr<std::string> text = options_.store->Get(AttemptKey(ref.job, ref.task, ref.attempt));
+      AttemptRecord record;
+      const bool ran = text.ok() && record.ParseFromString(*text) && ran_it(record);
+      Section section(this);
+      checking_.erase(ref);
+      NewsFor(name);
+      if (ran) FinishContradiction(ref, RunnerOf(record), sha256);
+    });
     return;
   }
-  if (checking_.count(ref) > 0 || attempt == nullptr) return;
+  if (!ran_it(attempt->record)) return;
   if (!task.record.has_output()) {
     Commit(ref, result, result.SerializeAsString());
     return;
   }
   checking_.insert(ref);
   const std::string path = options_.attempt_path(job->record.spec().output(), ref.task, ref.attempt);
-  Run([this, ref, worker, path, result] {
+  Run([this, ref, name = worker.worker(), path, result] {
     absl::StatusOr<quern::v1::TaskSpec> spec = LoadSpec(ref);
     const absl::Status status = spec.ok() ? options_.check_commit(*spec, path, result) : spec.status();
-    FinishCheck(ref, worker, result, result.SerializeAsString(), status);
+    FinishCheck(ref, name, result, result.SerializeAsString(), status);
   });
+}
+
+void JobQueue::FinishContradiction(const AttemptRef& ref, const Runner& runner, const std::string& sha256) {
+  JobState* const job = FindJob(ref.job);
+  if (job == nullptr) return;
+  const TaskRecord& task = job->tasks[ref.task].record;
+  if (task.state() != Task::COMMITTED || task.sha256() == sha256) return;
+  if (task.committed_attempt() != ref.attempt) {
+    FailMismatch(*job, ref.task, ref.attempt, runner, sha256);
+    return;
+  }
+  JobError error;
+  error.set_reason(kMismatch);
+  error.set_task(TaskName(ref.job, ref.task));
+  error.set_message(absl::StrCat("task ", ref.task, " (", task.label(), ") attempt ", ref.attempt, ": ", runner.worker,
+                                 " reported SHA-256 ", HexDigest(sha256), " after ", HexDigest(task.sha256()),
+                                 " was committed: check the memory and disk of that machine, verify the output, or start over"));
+  ++counts_.mismatches;
+  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(ref.job), ref.task, ref.attempt), " worker=", LogValue(runner.worker),
+                   MessageField(error.message())));
+  if (job->record.state() != Job::SUCCEEDED) AddDispute(*job, runner, runner);
+  Fail(*job, std::move(error));
 }
 
 void JobQueue::FinishCheck(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result, std::string result_text,
@@ -815,8 +844,10 @@ void JobQueue::Commit(const AttemptRef& ref, const quern::v1::TaskResult& result
   JobState& job = *FindJob(ref.job);
   TaskState& task = job.tasks[ref.task];
   TaskRecord& record = task.record;
-  record.set_committed_by(task.attempts.at(ref.attempt).record.worker());
-  if (record.has_output() && IsDisputed(job, record.committed_by())) SetAudit(job, ref.task, TaskRecord::DUE);
+  const Runner committer = RunnerOf(task.attempts.at(ref.attempt).record);
+  record.set_committed_by(committer.worker);
+  record.set_committed_on(committer.machine);
+  if (record.has_output() && IsDisputed(job, committer)) SetAudit(job, ref.task, TaskRecord::DUE);
   EndAttempts(ref, result, job.next_sequence++);
   record.set_committed_attempt(ref.attempt);
   record.set_sha256(result.sha256());
@@ -862,10 +893,10 @@ void JobQueue::CompareAudit(const AttemptRef& ref, const quern::v1::TaskResult& 
   JobState& job = *FindJob(ref.job);
   const TaskRecord& record = job.tasks[ref.task].record;
   if (result.sha256() != record.sha256()) {
-    const std::string worker = FindAttempt(ref)->record.worker();
+    const Runner auditor = RunnerOf(FindAttempt(ref)->record);
     EndAttempt(ref, quern::v1::Attempt::FAILED, "DATA_LOSS",
                absl::StrCat("SHA-256 ", HexDigest(result.sha256()), ", not ", HexDigest(record.sha256()), " as committed"));
-    FailMismatch(job, ref.task, ref.attempt, worker, result.sha256());
+    FailMismatch(job, ref.task, ref.attempt, auditor, result.sha256());
     return;
   }
   checking_.insert(ref);
@@ -901,10 +932,12 @@ void JobQueue::FinishReadBack(const AttemptRef& ref, const quern::v1::TaskResult
 void JobQueue::PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
   JobState& job = *FindJob(ref.job);
   TaskState& task = job.tasks[ref.task];
-  const std::string worker = task.attempts.at(ref.attempt).record.worker();
+  const Runner auditor = RunnerOf(task.attempts.at(ref.attempt).record);
+  const std::string& worker = auditor.worker;
   EndAttempts(ref, result, 0);
   SetAudit(job, ref.task, TaskRecord::PASSED);
   task.record.set_audited_by(worker);
+  task.record.set_audited_on(auditor.machine);
   job.trouble.erase(ref.task);
   PutTask(job, ref.task);
   WorkerSucceeded(worker, ref, result);
@@ -928,36 +961,36 @@ void JobQueue::PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& res
   EndOfAttempts(job);
 }
 
-void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256) {
+void JobQueue::FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const Runner& runner, const std::string& sha256) {
   const TaskRecord& record = job.tasks[task].record;
   const std::string& output = job.record.spec().output();
   FailForDataLoss(
-      job, task, attempt, worker, record.committed_by(),
-      absl::StrCat("worker ", worker, " (attempt ", attempt, ") came to SHA-256 ", HexDigest(sha256), ", worker ", record.committed_by(),
-                   " (attempt ", record.committed_attempt(), ") to ", HexDigest(record.sha256()),
+      job, task, attempt, runner, CommitterOf(record),
+      absl::StrCat("worker ", runner.worker, " (attempt ", attempt, ") came to SHA-256 ", HexDigest(sha256), ", worker ",
+                   record.committed_by(), " (attempt ", record.committed_attempt(), ") to ", HexDigest(record.sha256()),
                    " from the same input: one of the two machines computes wrongly. Compare ", options_.attempt_path(output, task, attempt),
                    " and ", options_.attempt_path(output, task, record.committed_attempt())));
 }
 
 void JobQueue::FailStored(JobState& job, uint32_t task, const std::string& auditor, const absl::Status& stored) {
   const TaskRecord& record = job.tasks[task].record;
-  const std::string worker = record.committed_by();
-  FailForDataLoss(job, task, record.committed_attempt(), worker, worker,
-                  absl::StrCat("what worker ", worker, " (attempt ", record.committed_attempt(),
+  const Runner committer = CommitterOf(record);
+  FailForDataLoss(job, task, record.committed_attempt(), committer, committer,
+                  absl::StrCat("what worker ", committer.worker, " (attempt ", record.committed_attempt(),
                                ") has stored is not what it reported, which worker ", auditor, " has confirmed: ", stored.message(),
                                ". A disk, or the memory of the machine that wrote the file, loses bytes: look at it"));
 }
 
-void JobQueue::FailForDataLoss(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& other,
+void JobQueue::FailForDataLoss(JobState& job, uint32_t task, uint32_t attempt, const Runner& worker, const Runner& other,
                                const std::string& what) {
   JobError error;
   error.set_reason(kMismatch);
   error.set_task(TaskName(job.record.id(), task));
   error.set_message(absl::StrCat("task ", task, " (", job.tasks[task].record.label(), "): ", what,
                                  ", take that machine out (quern cordon), then run the job again (quern retry): this task is done anew. ",
-                                 DescribeDispute(job, task, worker, other)));
+                                 DescribeDispute(job, task, worker.worker, other.worker)));
   ++counts_.mismatches;
-  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker),
+  Log(absl::StrCat("attempt event=data_loss ", AttemptFields(JobName(job.record.id()), task, attempt), " worker=", LogValue(worker.worker),
                    MessageField(error.message())));
   if (job.record.state() == Job::SUCCEEDED) return;
   AddDispute(job, worker, other);

@@ -26,17 +26,25 @@
 // set_aside_after failures in a row, of two tasks at least, while others committed; its name is, until UncordonWorker.
 //
 // No single worker fails a job. What it reports of the source or of the output's disk (SOURCE_CHANGED, DISK_FULL) fails the job at once if
-// `confirm` finds so too, and BAD_INPUT if another worker has reported that of the task before; else it is a failure of that attempt like
-// any other. Of a task's failures on one worker only the first counts while there is another worker that could try it.
+// `confirm` finds so too, and BAD_INPUT if a worker on another machine has reported that of the task before (where there is none: another
+// worker); else it is a failure of that attempt like any other. Of a task's failures on one machine only the first counts while another
+// machine could try it, and of those on one worker only the first while another worker could.
 //
-// Audits. ChosenForAudit names the tasks. Once such a task is committed it is run again by a worker of another name; by one of the same
-// name only when for audit_patience no other could have. Its SHA-256 must be the committed one, and that of the committed file as it is
+// Machines. What a worker does wrong is its machine's doing: what is said of "another" worker means one on another machine. Where for
+// audit_patience there was none that could, one of another name on the same machine will do, and where there is none either, the same.
+// Two workers are on one machine if they report the same one, or have the same name.
+//
+// Audits. ChosenForAudit names the tasks. Once such a task is committed it is run again by another worker. Its SHA-256 must be the
+// committed one, and that of the committed file as it is
 // read back: else the job fails with DATA_LOSS, the task counts as not done, and both files stay to be looked at. A job is ready when its
 // audits are done too.
 //
 // Disputes. After a mismatch the job's record names the two workers. ResumeJob decides for the one that is not cordoned or set aside: what
-// the other has committed in the job, and no worker of another name has confirmed, is done again, and what it still runs does not count.
-// While neither is, all that the two have committed or commit is audited, never by the worker itself.
+// the other has committed in the job, and no other machine has confirmed, is done again, and what it still runs does not count; what others
+// on its machine have committed so far is audited. While neither is, all that the two machines have committed or commit is audited, never
+// by the worker itself.
+//
+// A name belongs to who signed in with it (the principal) until its worker has not been heard of for a lease: others are refused it.
 //
 // A worker is (name, incarnation). The newest incarnation of a name wins, once: those before it are remembered, and when one of them
 // calls again it is told to stop. What it ran is LOST at once. That counts as a failure only if it died: when it had hung up before, or
@@ -249,8 +257,10 @@ class JobQueue {
   uint32_t NextAttempt(uint64_t job);
 
   // The protocol of workers. `done` is called once: at once, after the long poll, or with ABORTED when a newer call of the same worker
-  // takes its place. `ticket` names the call for CancelSynchronize, which ends it with CANCELLED if it still waits.
-  void Synchronize(const quern::v1::SynchronizeRequest& request, uint64_t ticket,
+  // takes its place. `ticket` names the call for CancelSynchronize, which ends it with CANCELLED if it still waits. `principal` is whom the
+  // caller has shown to be, the same after certificates and tokens were renewed; empty: nobody was asked, and all are trusted.
+  // PERMISSION_DENIED when the name belongs to another.
+  void Synchronize(const quern::v1::SynchronizeRequest& request, const std::string& principal, uint64_t ticket,
                    std::function<void(absl::StatusOr<quern::v1::SynchronizeResponse>)> done);
   void CancelSynchronize(uint64_t ticket);
 
@@ -268,6 +278,15 @@ class JobQueue {
     uint32_t attempt;
     bool operator<(const AttemptRef& other) const { return std::tie(job, task, attempt) < std::tie(other.job, other.task, other.attempt); }
   };
+
+  // Who ran something. What is older than `machine` does not say where; then names alone tell workers apart.
+  struct Runner {
+    std::string worker;
+    std::string machine;
+    bool operator<(const Runner& other) const { return std::tie(worker, machine) < std::tie(other.worker, other.machine); }
+  };
+  // How far apart two workers are.
+  enum class Distance { kSameWorker, kSameMachine, kOtherMachine };
 
   // GRANTED or LOST.
   struct Attempt {
@@ -291,8 +310,8 @@ class JobQueue {
   struct Trouble {
     absl::Duration not_before = -absl::InfiniteDuration();  // of its next grant
     absl::Duration avoid_until = -absl::InfiniteDuration();
-    std::set<std::string> failed_on;     // workers, which are avoided until then
-    std::set<std::string> bad_input_on;  // workers that reported BAD_INPUT
+    std::set<Runner> failed_on;     // they are avoided until then
+    std::set<Runner> bad_input_on;  // they reported BAD_INPUT
     bool second_try_failed = false;
   };
 
@@ -348,16 +367,19 @@ class JobQueue {
 
   struct Superseded {
     std::string incarnation;
+    std::optional<std::string> principal;
     absl::Duration dead_at;  // it has died if it has not called until then
     bool told = false;
     std::vector<Suspicion> suspicions;
   };
 
   struct WorkerState {
-    quern::v1::SynchronizeRequest info;  // the last call, with the attempts that it listed
-    std::deque<Superseded> superseded;   // incarnations before this one, oldest first
-    absl::Time here_since;               // first call of this incarnation
-    bool hung_up = false;                // its last call ended from its side, and no other has come
+    quern::v1::SynchronizeRequest info;    // the last call, with the attempts that it listed
+    std::optional<std::string> principal;  // who called; not known of one that only the records of attempts tell of, if they are old
+    std::string refused;                   // the incarnation that was refused the name last
+    std::deque<Superseded> superseded;     // incarnations before this one, oldest first
+    absl::Time here_since;                 // first call of this incarnation
+    bool hung_up = false;                  // its last call ended from its side, and no other has come
     absl::Duration last_seen;
     absl::Time last_seen_wall;
     absl::Duration available_until = absl::InfiniteDuration();
@@ -450,8 +472,9 @@ class JobQueue {
   void Uncommit(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
   // What somebody has to do so that something of the job runs; empty where that is nothing.
   std::string WaitsFor(const JobState& job) const QUERN_REQUIRES(mutex_);
-  void AddDispute(JobState& job, const std::string& worker, const std::string& other) QUERN_REQUIRES(mutex_);
-  static bool IsDisputed(const JobState& job, const std::string& worker);
+  void AddDispute(JobState& job, const Runner& worker, const Runner& other) QUERN_REQUIRES(mutex_);
+  // Whether it, or another on its machine, is in a dispute.
+  static bool IsDisputed(const JobState& job, const Runner& runner);
   // On resume: does again or audits what workers in a dispute have committed.
   void SettleDisputes(JobState& job) QUERN_REQUIRES(mutex_);
   // How much else the two have committed, for the message of a mismatch in the task.
@@ -476,7 +499,11 @@ class JobQueue {
   void EndFailed(const AttemptRef& ref, const quern::v1::Failure& failure, bool is_so) QUERN_REQUIRES(mutex_);
   void CountFailure(JobState& job, uint32_t task, const std::string& reason, const std::string& message) QUERN_REQUIRES(mutex_);
   bool HalveMemory(TaskState& task, uint64_t used) QUERN_REQUIRES(mutex_);
-  void HandleCompletion(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  // Of an attempt that `worker` says it has run.
+  void HandleCompletion(const AttemptRef& ref, const quern::v1::SynchronizeRequest& worker, const quern::v1::TaskResult& result)
+      QUERN_REQUIRES(mutex_);
+  // Of a task that has another result: `runner` did run the attempt, and came to other bytes.
+  void FinishContradiction(const AttemptRef& ref, const Runner& runner, const std::string& sha256) QUERN_REQUIRES(mutex_);
   void FinishCheck(const AttemptRef& ref, const std::string& worker, const quern::v1::TaskResult& result, std::string result_text,
                    const absl::Status& status);
   // `result_text`: the result as it is stored.
@@ -489,22 +516,25 @@ class JobQueue {
   void PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
   // The committed file is not what its worker has reported, though an audit by `auditor` confirms that.
   void FailStored(JobState& job, uint32_t task, const std::string& auditor, const absl::Status& stored) QUERN_REQUIRES(mutex_);
-  // `attempt` of `worker` came to other bytes than those that are committed.
-  void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& sha256)
-      QUERN_REQUIRES(mutex_);
+  // `attempt` of `runner` came to other bytes than those that are committed.
+  void FailMismatch(JobState& job, uint32_t task, uint32_t attempt, const Runner& runner, const std::string& sha256) QUERN_REQUIRES(mutex_);
   // Opens a dispute of the two, or of one with itself, takes the committed result back and fails the job; of one that has succeeded only
   // the log tells. The message is `what`, and what to do.
-  void FailForDataLoss(JobState& job, uint32_t task, uint32_t attempt, const std::string& worker, const std::string& other,
-                       const std::string& what) QUERN_REQUIRES(mutex_);
+  void FailForDataLoss(JobState& job, uint32_t task, uint32_t attempt, const Runner& worker, const Runner& other, const std::string& what)
+      QUERN_REQUIRES(mutex_);
   // Ends all attempts of the task; `winner` as COMMITTED, others as fenced.
   void EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) QUERN_REQUIRES(mutex_);
   // What the end of one of its attempts says of a worker.
   void WorkerSucceeded(const std::string& name, const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
   void WorkerFailed(const std::string& name, const AttemptRef& ref, const std::string& message) QUERN_REQUIRES(mutex_);
-  void NoteTrouble(JobState& job, uint32_t task, const std::string& worker, uint32_t failures) QUERN_REQUIRES(mutex_);
+  void NoteTrouble(JobState& job, uint32_t task, const Runner& runner, uint32_t failures) QUERN_REQUIRES(mutex_);
 
   // A call of a new incarnation: what the old one ran is lost, and whoever waits for it is told to stop.
   void Supersede(WorkerState& worker, const quern::v1::SynchronizeRequest& request) QUERN_REQUIRES(mutex_);
+  // Whether the name is another's now.
+  static bool BelongsToAnother(const WorkerState& worker, const std::string& principal);
+  absl::Status RefuseName(WorkerState& worker, const quern::v1::SynchronizeRequest& request, const std::string& principal)
+      QUERN_REQUIRES(mutex_);
   void AnswerSuperseded(const WorkerState& worker, Superseded& old, const quern::v1::SynchronizeRequest& request,
                         std::function<void(absl::StatusOr<quern::v1::SynchronizeResponse>)> done) QUERN_REQUIRES(mutex_);
   void ForgiveSuspicions(Superseded& old) QUERN_REQUIRES(mutex_);
@@ -537,8 +567,16 @@ class JobQueue {
   bool CanFinish(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
   // Whether the worker, apart from how busy it is, could run the task.
   bool CouldRun(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
-  // Whether there is a worker for the task on which it has not failed.
-  bool AnotherCouldTry(const JobState& job, uint32_t task) const QUERN_REQUIRES(mutex_);
+  static Runner RunnerOf(const WorkerState& worker) { return {worker.info.worker(), worker.info.machine()}; }
+  static Runner RunnerOf(const quern::store::AttemptRecord& attempt) { return {attempt.worker(), attempt.machine()}; }
+  static Runner CommitterOf(const quern::store::TaskRecord& task) { return {task.committed_by(), task.committed_on()}; }
+  static Distance DistanceOf(const Runner& a, const Runner& b);
+  // To the nearest.
+  static Distance DistanceOf(const Runner& runner, const std::set<Runner>& others);
+  // Whether there is a worker that could run the task and is farther from all of `others` than that.
+  bool FartherCouldRun(const JobState& job, uint32_t task, const std::set<Runner>& others, Distance than) const QUERN_REQUIRES(mutex_);
+  // Whether the task has failed on the worker, or near it, and one farther from where it did could run it.
+  bool FailedNear(const JobState& job, uint32_t task, const Runner& runner) const QUERN_REQUIRES(mutex_);
   bool IsAvoided(const WorkerState& worker, const JobState& job, uint32_t task) const QUERN_REQUIRES(mutex_);
   bool MayAudit(const WorkerState& worker, const JobState& job, uint32_t task, absl::Duration due) const QUERN_REQUIRES(mutex_);
   void FailTasksThatNobodyHasMemoryFor(const WorkerState& worker, JobState& job) QUERN_REQUIRES(mutex_);

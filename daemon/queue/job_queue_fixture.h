@@ -177,7 +177,7 @@ class JobQueueTest : public testing::Test {
 
   Answer Begin(const SynchronizeRequest& request) {
     Answer answer = std::make_shared<std::optional<absl::StatusOr<SynchronizeResponse>>>();
-    queue_->Synchronize(request, ++tickets_, [answer](absl::StatusOr<SynchronizeResponse> response) {
+    queue_->Synchronize(request, principal_, ++tickets_, [answer](absl::StatusOr<SynchronizeResponse> response) {
       EXPECT_FALSE(answer->has_value()) << "answered twice";
       *answer = std::move(response);
     });
@@ -220,6 +220,7 @@ class JobQueueTest : public testing::Test {
   absl::Status broken_;
   int requests_ = 0;
   uint64_t tickets_ = 0;
+  std::string principal_;  // of the calls of workers
   std::unique_ptr<JobQueue> queue_;
 };
 

@@ -2,6 +2,7 @@
 //   - an attempt is granted to one incarnation of one worker only, and attempts of a task have ever larger numbers;
 //   - a task whose completion was acknowledged is never granted again, also after a crash that lost all that was not synced;
 //   - an incarnation that a newer one has replaced is told to stop, and gets nothing;
+//   - a stranger is refused the name of a worker that is there, and what it says of others' attempts changes nothing;
 //   - in the end every job gets done.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,6 +48,8 @@ class Model {
   int commits() const { return static_cast<int>(acknowledged_.size()); }
   int crashes() const { return crashes_; }
   int ghost_calls() const { return ghost_calls_; }
+  int strangers() const { return strangers_; }
+  int audits() const { return audits_; }
 
  private:
   using TaskId = std::pair<std::string, uint32_t>;
@@ -116,6 +119,7 @@ class Model {
     job.id = queue_->ReserveId();
     job.request_id = absl::StrCat("request ", ++requests_);
     job.spec.set_output(absl::StrCat("/out", requests_));
+    job.audit_fraction = Chance(30) ? 1 : 0;
     const uint32_t tasks = 1 + Below(5);
     for (uint32_t i = 0; i < tasks; ++i) {
       quern::v1::TaskSpec& task = job.tasks.emplace_back();
@@ -134,12 +138,14 @@ class Model {
     request.set_worker(absl::StrCat("worker-", index));
     request.set_incarnation(worker.incarnation);
     request.set_numerics_version(1);
+    request.set_machine(index < 2 ? "both" : "own");
     request.set_slots(2);
     request.set_memory(256 * kMiB);
     for (const AttemptStatus& attempt : worker.attempts) *request.add_attempts() = attempt;
     request.set_may_wait(!calm_ && Chance(20));
     auto answer = std::make_shared<std::optional<absl::StatusOr<SynchronizeResponse>>>();
-    queue_->Synchronize(request, ++tickets_, [answer](absl::StatusOr<SynchronizeResponse> response) { *answer = std::move(response); });
+    queue_->Synchronize(request, Principal(index), ++tickets_,
+                        [answer](absl::StatusOr<SynchronizeResponse> response) { *answer = std::move(response); });
     // From now on this coordinator knows that the older ones that it has heard of are replaced.
     for (Ghost& ghost : ghosts_) ghost.superseded |= ghost.index == index && known_.count(ghost.worker.incarnation) > 0;
     known_.insert(worker.incarnation);
@@ -162,13 +168,56 @@ class Model {
     for (const AttemptStatus& attempt : ghost.worker.attempts) *request.add_attempts() = attempt;
     request.set_may_wait(Chance(20));
     std::optional<absl::StatusOr<SynchronizeResponse>> answer;
-    queue_->Synchronize(request, ++tickets_, [&](absl::StatusOr<SynchronizeResponse> response) { answer = std::move(response); });
+    queue_->Synchronize(request, Principal(ghost.index), ++tickets_,
+                        [&](absl::StatusOr<SynchronizeResponse> response) { answer = std::move(response); });
     store_.Sync();
     ASSERT_TRUE(answer.has_value()) << "it waits";
     ASSERT_THAT(*answer, IsOk());
     ++ghost_calls_;
     EXPECT_EQ((*answer)->desired_state(), quern::v1::STOP);
     for (const quern::v1::DesiredAttempt& desired : (*answer)->attempts()) EXPECT_TRUE(desired.stop());
+  }
+
+  static std::string Principal(int worker) { return absl::StrCat("token:", worker); }
+
+  // Somebody who wants to be a worker that is there, and claims to have done all that it does.
+  void Impersonate(int index) {
+    const std::string name = absl::StrCat("worker-", index);
+    bool there = false;
+    for (const quern::v1::Worker& worker : queue_->ListWorkers()) {
+      there |= worker.name() == WorkerName(name) && worker.incarnation() == workers_[index].incarnation && worker.state() != "lost";
+    }
+    if (!there) return;
+    quern::v1::SynchronizeRequest request;
+    request.set_worker(name);
+    request.set_incarnation(Chance(50) ? workers_[index].incarnation : "stranger");
+    request.set_numerics_version(1);
+    request.set_slots(2);
+    request.set_memory(256 * kMiB);
+    for (AttemptStatus attempt : workers_[index].attempts) {
+      attempt.set_state(AttemptStatus::COMPLETED);
+      attempt.mutable_result()->set_sha256("made up");
+      *request.add_attempts() = attempt;
+    }
+    std::optional<absl::StatusOr<SynchronizeResponse>> answer;
+    const auto done = [&](absl::StatusOr<SynchronizeResponse> response) { answer = std::move(response); };
+    queue_->Synchronize(request, "token:stranger", ++tickets_, done);
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_THAT(*answer, StatusIs(absl::StatusCode::kPermissionDenied, testing::_));
+    ++strangers_;
+    // Under a name of its own it is heard, and not believed.
+    const size_t committed = AllCommitted();
+    request.set_worker("stranger");
+    request.set_slots(0);
+    queue_->Synchronize(request, "token:stranger", ++tickets_, done);
+    store_.Sync();
+    EXPECT_EQ(AllCommitted(), committed);
+  }
+
+  size_t AllCommitted() {
+    size_t count = 0;
+    for (const uint64_t job : jobs_) count += queue_->CommittedAttempts(job).size();
+    return count;
   }
 
   // What the coordinator has said is true whether or not the worker hears it.
@@ -206,7 +255,9 @@ class Model {
         EXPECT_GT(id.attempt(), highest) << "the number of an attempt went back";
         highest = id.attempt();
       }
-      EXPECT_EQ(acknowledged_.count({id.job(), id.task()}), 0) << "a finished task was granted again: " << id.DebugString();
+      const bool audit = desired.purpose() == quern::v1::AUDIT;
+      audits_ += audit;
+      EXPECT_TRUE(audit || acknowledged_.count({id.job(), id.task()}) == 0) << "a finished task was granted again: " << id.DebugString();
       if (!heard) continue;
       AttemptStatus& attempt = worker.attempts.emplace_back();
       *attempt.mutable_id() = id;
@@ -252,6 +303,8 @@ class Model {
       NewIncarnation(worker);
     } else if (what < 87) {
       if (!ghosts_.empty()) SynchronizeGhost();
+    } else if (what < 88) {
+      Impersonate(worker);
     } else if (what < 90) {
       clock_.Advance(absl::Seconds(1 + Below(40)));
       queue_->Tick();
@@ -293,7 +346,7 @@ class Model {
     }
     for (uint64_t job : jobs_) {
       const auto record = queue_->Record(job);
-      EXPECT_EQ(record->state(), Job::PUBLISHING) << JobName(job);
+      EXPECT_EQ(record->state(), Job::PUBLISHING) << JobName(job) << record->error().message();
       EXPECT_EQ(queue_->CommittedAttempts(job).size(), record->tasks());
     }
     EXPECT_EQ(ready_, jobs_);
@@ -303,7 +356,7 @@ class Model {
   ManualClock clock_;
   CrashStore store_;
   bool calm_ = false;
-  int crashes_ = 0, ghost_calls_ = 0, incarnations_ = 0, requests_ = 0;
+  int crashes_ = 0, ghost_calls_ = 0, strangers_ = 0, audits_ = 0, incarnations_ = 0, requests_ = 0;
   uint64_t tickets_ = 0;
   std::set<uint64_t> jobs_;   // that we were told of
   std::set<uint64_t> ready_;  // since the last crash
@@ -317,7 +370,7 @@ class Model {
 };
 
 TEST(JobQueueModel, RandomOperationsAndCrashes) {
-  int grants = 0, commits = 0, crashes = 0, ghost_calls = 0;
+  int grants = 0, commits = 0, crashes = 0, ghost_calls = 0, strangers = 0, audits = 0;
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Model model(seed);
@@ -326,6 +379,8 @@ TEST(JobQueueModel, RandomOperationsAndCrashes) {
     commits += model.commits();
     crashes += model.crashes();
     ghost_calls += model.ghost_calls();
+    strangers += model.strangers();
+    audits += model.audits();
     if (HasFailure()) return;
   }
   // The operations did reach what they are meant to test.
@@ -333,6 +388,8 @@ TEST(JobQueueModel, RandomOperationsAndCrashes) {
   EXPECT_GT(commits, 500);
   EXPECT_GT(crashes, 500);
   EXPECT_GT(ghost_calls, 100);
+  EXPECT_GT(strangers, 100);
+  EXPECT_GT(audits, 100);
 }
 
 }  // namespace

@@ -724,7 +724,7 @@ class ModelRun {
     model_.Call(request, bad_files);
     last_call_[name] = clock_.Monotonic();
     std::optional<absl::StatusOr<SynchronizeResponse>> answer;
-    queue_->Synchronize(request, ++tickets_, [&answer](absl::StatusOr<SynchronizeResponse> response) { answer = std::move(response); });
+    queue_->Synchronize(request, "", ++tickets_, [&answer](absl::StatusOr<SynchronizeResponse> response) { answer = std::move(response); });
     LearnGrants(name, request);
     if (testing::Test::HasFailure() || !Conclude(before)) return;
     ASSERT_TRUE(answer.has_value());

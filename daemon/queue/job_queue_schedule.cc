@@ -198,20 +198,39 @@ bool JobQueue::CouldRun(const WorkerState& worker, const JobState& job, const Ta
   return true;
 }
 
-bool JobQueue::AnotherCouldTry(const JobState& job, uint32_t task) const {
-  const TaskRecord& record = job.tasks[task].record;
-  const std::set<std::string>& failed_on = job.trouble.at(task).failed_on;
+JobQueue::Distance JobQueue::DistanceOf(const Runner& a, const Runner& b) {
+  if (a.worker == b.worker) return Distance::kSameWorker;
+  return !a.machine.empty() && a.machine == b.machine ? Distance::kSameMachine : Distance::kOtherMachine;
+}
+
+JobQueue::Distance JobQueue::DistanceOf(const Runner& runner, const std::set<Runner>& others) {
+  Distance nearest = Distance::kOtherMachine;
+  for (const Runner& other : others) nearest = std::min(nearest, DistanceOf(runner, other));
+  return nearest;
+}
+
+bool JobQueue::FartherCouldRun(const JobState& job, uint32_t task, const std::set<Runner>& others, Distance than) const {
   return std::any_of(workers_.begin(), workers_.end(), [&](const auto& entry) QUERN_NO_THREAD_SAFETY_ANALYSIS {
-    // Its own work is audited by another.
-    if (record.state() == Task::COMMITTED && entry.first == record.committed_by()) return false;
-    return failed_on.count(entry.first) == 0 && CouldRun(entry.second, job, record);
+    return DistanceOf(RunnerOf(entry.second), others) > than && CouldRun(entry.second, job, job.tasks[task].record);
   });
+}
+
+bool JobQueue::FailedNear(const JobState& job, uint32_t task, const Runner& runner) const {
+  const auto trouble = job.trouble.find(task);
+  if (trouble == job.trouble.end()) return false;
+  std::set<Runner> others = trouble->second.failed_on;
+  const Distance distance = DistanceOf(runner, others);
+  if (distance == Distance::kOtherMachine) return false;
+  // Its own work is audited by another.
+  const TaskRecord& record = job.tasks[task].record;
+  if (record.state() == Task::COMMITTED) others.insert(CommitterOf(record));
+  return FartherCouldRun(job, task, others, distance);
 }
 
 bool JobQueue::IsAvoided(const WorkerState& worker, const JobState& job, uint32_t task) const {
   const auto trouble = job.trouble.find(task);
   return trouble != job.trouble.end() && trouble->second.avoid_until > options_.clock->Monotonic() &&
-         trouble->second.failed_on.count(worker.info.worker()) > 0 && AnotherCouldTry(job, task);
+         FailedNear(job, task, RunnerOf(worker));
 }
 
 bool JobQueue::MayAudit(const WorkerState& worker, const JobState& job, uint32_t task, absl::Duration due) const {
@@ -220,12 +239,11 @@ bool JobQueue::MayAudit(const WorkerState& worker, const JobState& job, uint32_t
   const auto trouble = job.trouble.find(task);
   if (trouble != job.trouble.end() && trouble->second.not_before > now) return false;
   if (worker.info.memory() < record.minimum_memory() || !CanFinish(worker, job, record) || IsAvoided(worker, job, task)) return false;
-  if (worker.info.worker() != record.committed_by()) return true;
-  if (IsDisputed(job, record.committed_by())) return false;
-  if (now - due < options_.audit_patience) return false;
-  return std::none_of(workers_.begin(), workers_.end(), [&](const auto& entry) QUERN_NO_THREAD_SAFETY_ANALYSIS {
-    return entry.first != record.committed_by() && CouldRun(entry.second, job, record);
-  });
+  const Runner committer = CommitterOf(record);
+  const Distance distance = DistanceOf(RunnerOf(worker), committer);
+  if (distance == Distance::kOtherMachine) return true;
+  if (distance == Distance::kSameWorker && IsDisputed(job, committer)) return false;
+  return now - due >= options_.audit_patience && !FartherCouldRun(job, task, {committer}, distance);
 }
 
 void JobQueue::FailTasksThatNobodyHasMemoryFor(const WorkerState& worker, JobState& job) {
@@ -253,6 +271,8 @@ void JobQueue::Grant(WorkerState& worker, JobState& job, uint32_t task_index, qu
   record.set_worker(worker.info.worker());
   record.set_incarnation(worker.info.incarnation());
   record.set_host(worker.info.host());
+  record.set_machine(worker.info.machine());
+  if (worker.principal.has_value()) record.set_principal(*worker.principal);
   record.set_grant_time_ns(absl::ToUnixNanos(options_.clock->Wall()));
   record.set_device(UsableDevice(worker.info));
   record.set_grant_sequence(job.next_sequence++);

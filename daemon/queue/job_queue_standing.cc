@@ -174,6 +174,7 @@ quern::v1::Worker JobQueue::DescribeWorker(const std::string& name, const Worker
   worker.set_version(state.info.version());
   worker.set_numerics_version(state.info.numerics_version());
   worker.set_failures_in_a_row(state.failures_in_a_row);
+  worker.set_machine(state.info.machine());
   return worker;
 }
 
@@ -186,20 +187,24 @@ std::vector<quern::v1::Worker> JobQueue::ListWorkers() {
 
 // ---- Disputes ----
 
-void JobQueue::AddDispute(JobState& job, const std::string& worker, const std::string& other) {
+void JobQueue::AddDispute(JobState& job, const Runner& worker, const Runner& other) {
   for (const auto& dispute : job.record.disputes()) {
-    const bool same = dispute.worker() == worker && dispute.other() == other;
-    if (same || (dispute.worker() == other && dispute.other() == worker)) return;
+    const bool same = dispute.worker() == worker.worker && dispute.other() == other.worker;
+    if (same || (dispute.worker() == other.worker && dispute.other() == worker.worker)) return;
   }
   quern::store::JobRecord::Dispute& dispute = *job.record.add_disputes();
-  dispute.set_worker(worker);
-  dispute.set_other(other);
+  dispute.set_worker(worker.worker);
+  dispute.set_worker_machine(worker.machine);
+  dispute.set_other(other.worker);
+  dispute.set_other_machine(other.machine);
   PutJob(job);
 }
 
-bool JobQueue::IsDisputed(const JobState& job, const std::string& worker) {
-  return std::any_of(job.record.disputes().begin(), job.record.disputes().end(),
-                     [&](const auto& dispute) { return dispute.worker() == worker || dispute.other() == worker; });
+bool JobQueue::IsDisputed(const JobState& job, const Runner& runner) {
+  return std::any_of(job.record.disputes().begin(), job.record.disputes().end(), [&](const auto& dispute) {
+    const std::set<Runner> sides = {{dispute.worker(), dispute.worker_machine()}, {dispute.other(), dispute.other_machine()}};
+    return DistanceOf(runner, sides) != Distance::kOtherMachine;
+  });
 }
 
 void JobQueue::SettleDisputes(JobState& job) {
@@ -207,12 +212,11 @@ void JobQueue::SettleDisputes(JobState& job) {
     const auto it = workers_.find(name);
     return it != workers_.end() && (it->second.standing.cordoned() || it->second.standing.set_aside());
   };
-  std::set<std::string> wrong;
+  std::set<Runner> wrong;
   google::protobuf::RepeatedPtrField<quern::store::JobRecord::Dispute> open;
   for (const auto& dispute : job.record.disputes()) {
-    for (const std::string& name : {dispute.worker(), dispute.other()}) {
-      if (is_out(name)) wrong.insert(name);
-    }
+    if (is_out(dispute.worker())) wrong.insert({dispute.worker(), dispute.worker_machine()});
+    if (is_out(dispute.other())) wrong.insert({dispute.other(), dispute.other_machine()});
     if (!is_out(dispute.worker()) && !is_out(dispute.other())) *open.Add() = dispute;
   }
   if (job.record.disputes().empty()) return;
@@ -222,7 +226,7 @@ void JobQueue::SettleDisputes(JobState& job) {
   std::vector<AttemptRef> running;
   for (const uint32_t task : job.live) {
     for (const auto& [number, attempt] : job.tasks[task].attempts) {
-      if (wrong.count(attempt.record.worker()) > 0) running.push_back({job.record.id(), task, number});
+      if (DistanceOf(RunnerOf(attempt.record), wrong) == Distance::kSameWorker) running.push_back({job.record.id(), task, number});
     }
   }
   for (const AttemptRef& ref : running) {
@@ -232,19 +236,23 @@ void JobQueue::SettleDisputes(JobState& job) {
   for (uint32_t i = 0; i < job.tasks.size(); ++i) {
     const quern::store::TaskRecord& record = job.tasks[i].record;
     if (record.state() != quern::v1::Task::COMMITTED) continue;
-    const bool passed = record.audit() == quern::store::TaskRecord::PASSED;
-    if (passed && !record.audited_by().empty() && record.audited_by() != record.committed_by()) continue;
-    if (wrong.count(record.committed_by()) > 0) {
+    const Runner committer = CommitterOf(record);
+    const bool passed = record.audit() == quern::store::TaskRecord::PASSED && !record.audited_by().empty();
+    if (passed && DistanceOf({record.audited_by(), record.audited_on()}, committer) == Distance::kOtherMachine) continue;
+    const Distance distance = DistanceOf(committer, wrong);
+    if (distance == Distance::kSameWorker) {
       Uncommit(job, i, quern::v1::Task::PENDING);
       ++again;
-    } else if (record.has_output() && IsDisputed(job, record.committed_by())) {
+    } else if (record.has_output() && (distance == Distance::kSameMachine || IsDisputed(job, committer))) {
       SetAudit(job, i, quern::store::TaskRecord::DUE);
       PutTask(job, i);
       ++audits;
     }
   }
   if (again > 0) CountTotals(job);
-  Log(absl::StrCat("job event=distrust job=", JobName(job.record.id()), " workers=", LogValue(absl::StrJoin(wrong, ",")),
+  std::set<std::string> names;
+  for (const Runner& runner : wrong) names.insert(runner.worker);
+  Log(absl::StrCat("job event=distrust job=", JobName(job.record.id()), " workers=", LogValue(absl::StrJoin(names, ",")),
                    " tasks_again=", again, " tasks_to_audit=", audits,
                    audits == 0 ? ""
                                : " note=\"the audits wait for a worker that is not in the dispute: start one, or cordon the worker that is "
@@ -258,7 +266,7 @@ std::string JobQueue::WaitsFor(const JobState& job) const {
   for (const auto& [name, worker] : workers_) {
     if (absl::string_view(StateOf(worker)) != "ready") continue;
     any = true;
-    undisputed = undisputed || !IsDisputed(job, name);
+    undisputed = undisputed || !IsDisputed(job, RunnerOf(worker));
   }
   if (!any) return "a worker: none is connected that may take tasks (quern workers)";
   const bool only_audits = job.count[quern::v1::Task::PENDING] == 0;
@@ -280,7 +288,7 @@ std::string JobQueue::DescribeDispute(const JobState& job, uint32_t task, const 
   std::string text = absl::StrCat("Of the other tasks of this job worker ", other, " has committed ", count(other));
   if (worker != other) absl::StrAppend(&text, " and worker ", worker, " ", count(worker));
   absl::StrAppend(&text,
-                  ": retry does those of a cordoned worker again that no other worker has confirmed; while neither is cordoned it has all "
+                  ": retry does those of a cordoned worker again that no other machine has confirmed; while neither is cordoned it has all "
                   "of them audited by other workers");
   std::vector<std::string> jobs;
   for (const auto& [id, with] : jobs_) {

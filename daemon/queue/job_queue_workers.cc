@@ -32,6 +32,7 @@ constexpr size_t kMaxIncarnation = 64;
 // Of a worker: one that lists more is no real one.
 constexpr int kMaxDevices = 64;
 constexpr size_t kMaxHost = 256;
+constexpr size_t kMaxMachine = 64;
 // By how much of it a wait may be shorter. After a restart all workers call at once, and would go on doing so.
 constexpr double kWaitSpread = 0.25;
 
@@ -47,6 +48,7 @@ bool Ended(AttemptStatus::State state) { return state != AttemptStatus::RUNNING 
 void MakePlain(SynchronizeRequest* info) {
   info->set_host(OneLine(info->host(), kMaxHost));
   info->set_version(OneLine(info->version(), kMaxHost));
+  info->set_machine(OneLine(info->machine(), kMaxMachine));
   if (info->devices_size() > kMaxDevices) info->mutable_devices()->DeleteSubrange(kMaxDevices, info->devices_size() - kMaxDevices);
   for (quern::v1::Device& device : *info->mutable_devices()) {
     device.set_kind(OneLine(device.kind(), kMaxHost));
@@ -87,7 +89,7 @@ absl::StatusOr<quern::v1::TaskSpec> JobQueue::LoadSpec(const AttemptRef& ref) {
   return spec;
 }
 
-void JobQueue::Synchronize(const SynchronizeRequest& request, uint64_t ticket,
+void JobQueue::Synchronize(const SynchronizeRequest& request, const std::string& principal, uint64_t ticket,
                            std::function<void(absl::StatusOr<SynchronizeResponse>)> done) {
   Section section(this);
   absl::Status refused = broken_;
@@ -102,14 +104,20 @@ void JobQueue::Synchronize(const SynchronizeRequest& request, uint64_t ticket,
     return;
   }
   WorkerState& worker = workers_[request.worker()];
-  const auto old = std::find_if(worker.superseded.begin(), worker.superseded.end(),
-                                [&](const Superseded& old) { return old.incarnation == request.incarnation(); });
+  const auto old = std::find_if(worker.superseded.begin(), worker.superseded.end(), [&](const Superseded& old) {
+    return old.incarnation == request.incarnation() && (principal.empty() || old.principal.value_or(principal) == principal);
+  });
   if (old != worker.superseded.end()) {
     AnswerSuperseded(worker, *old, request, std::move(done));
     return;
   }
+  if (BelongsToAnother(worker, principal)) {
+    after_unlock_.push_back([done = std::move(done), denied = RefuseName(worker, request, principal)] { done(denied); });
+    return;
+  }
   const bool known = !worker.info.incarnation().empty();
   if (known && worker.info.incarnation() != request.incarnation()) Supersede(worker, request);
+  worker.principal = principal;
   UpdateWorker(worker, request);
   if (worker.waiter.has_value()) {
     after_unlock_.push_back(
@@ -177,11 +185,30 @@ void JobQueue::CancelSynchronize(uint64_t ticket) {
   worker.hung_up = true;
 }
 
+bool JobQueue::BelongsToAnother(const WorkerState& worker, const std::string& principal) {
+  if (principal.empty() || worker.lost || worker.info.incarnation().empty()) return false;
+  return worker.principal.value_or(principal) != principal;
+}
+
+absl::Status JobQueue::RefuseName(WorkerState& worker, const SynchronizeRequest& request, const std::string& principal) {
+  if (worker.refused != request.incarnation()) {
+    worker.refused = request.incarnation();
+    Log(absl::StrCat("audit event=worker_name_refused worker=", LogValue(request.worker()), " who=", LogValue(principal),
+                     " host=", LogValue(OneLine(request.host(), kMaxHost)), " holder=", LogValue(*worker.principal),
+                     " holder_host=", LogValue(worker.info.host())));
+  }
+  return absl::PermissionDeniedError(
+      absl::StrCat("the name ", request.worker(), " belongs to a worker on ", worker.info.host(),
+                   " with another token or certificate: give this worker a --name of its own, or wait until that one has not been heard of "
+                   "for ",
+                   absl::FormatDuration(options_.lease)));
+}
+
 void JobQueue::Supersede(WorkerState& worker, const SynchronizeRequest& request) {
   const std::string& name = request.worker();
   Log(absl::StrCat("worker event=replaced worker=", LogValue(name), " host=", LogValue(request.host()),
                    " former_host=", LogValue(worker.info.host())));
-  Superseded old{worker.info.incarnation(), options_.clock->Monotonic() + options_.lease, false, {}};
+  Superseded old{worker.info.incarnation(), worker.principal, options_.clock->Monotonic() + options_.lease, false, {}};
   const std::set<AttemptRef> granted = worker.granted;
   for (const AttemptRef& ref : granted) {
     const uint64_t used = FindAttempt(ref)->record.memory();
@@ -322,7 +349,7 @@ std::set<JobQueue::AttemptRef> JobQueue::HandleAttempts(const SynchronizeRequest
     const AttemptRef ref{*job_id, status.id().task(), status.id().attempt()};
     listed.insert(ref);
     if (status.state() == AttemptStatus::COMPLETED) {
-      HandleCompletion(ref, request.worker(), status.result());
+      HandleCompletion(ref, request, status.result());
       continue;
     }
     Attempt* const attempt = FindAttempt(ref);

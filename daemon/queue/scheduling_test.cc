@@ -921,6 +921,170 @@ TEST_F(DisputeTest, ResumeWithFewerAuditsKeepsThoseOfTheDispute) {
   EXPECT_EQ(Get(job_).progress().tasks_to_audit(), 2);
 }
 
+// ---- Names and machines ----
+
+class IdentityTest : public SchedulingTest {
+ protected:
+  absl::Status Refusal(const SynchronizeRequest& request) {
+    const Answer answer = Begin(request);
+    store_.Sync();
+    return answer->has_value() ? (*answer)->status() : absl::OkStatus();
+  }
+};
+
+TEST_F(IdentityTest, NameBelongsToItsPrincipalUntilItsWorkerIsLost) {
+  const uint64_t job = AddTasks(1);
+  principal_ = "token:a";
+  const auto id = Granted(Worker("w"));
+  principal_ = "token:b";
+  EXPECT_THAT(Refusal(Worker("w", 1, "second")), StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("the name w belongs to")));
+  EXPECT_THAT(Refusal(Worker("w")), StatusIs(absl::StatusCode::kPermissionDenied, testing::_)) << "nor with its incarnation";
+  EXPECT_EQ(Tasks(job)[0].state(), Task::RUNNING);
+  EXPECT_THAT(Grants(Worker("other")), IsEmpty()) << "a name of its own it may have";
+  Restart();
+  EXPECT_THAT(Refusal(Worker("w", 1, "second")), StatusIs(absl::StatusCode::kPermissionDenied, testing::_)) << "it is in the records";
+  Wait(absl::Seconds(31));
+  EXPECT_THAT(Granted(Worker("w", 1, "second")), IsAttempt(0, 2));
+  principal_ = "token:a";
+  EXPECT_THAT(Refusal(Worker("w", 1, "third")), StatusIs(absl::StatusCode::kPermissionDenied, testing::_));
+  // What it ran may still be the first to end.
+  const SynchronizeResponse stop = Sync(With(Worker("w"), id, AttemptStatus::COMPLETED));
+  EXPECT_EQ(stop.desired_state(), quern::v1::STOP);
+  EXPECT_THAT(ready_, ElementsAre(job));
+}
+
+TEST_F(IdentityTest, SameUserAndTrustedPeersMayTakeANameOver) {
+  AddTasks(1);
+  principal_ = "token:a certificate:node7";
+  Granted(Worker("w"));
+  EXPECT_THAT(Granted(Worker("w", 1, "second")), IsAttempt(0, 2));
+  principal_ = "";
+  EXPECT_THAT(Granted(Worker("w", 1, "third")), IsAttempt(0, 3));
+}
+
+TEST_F(IdentityTest, WhatOthersSayOfAnAttemptIsNotBelieved) {
+  const uint64_t job = AddTasks(1);
+  const auto id = Granted(Worker("a"));
+  CompleteAndRest(Worker("b"), id);
+  CompleteAndRest(Worker("a", 1, "second"), id);
+  EXPECT_THAT(ready_, IsEmpty());
+  CompleteAndRest(Worker("b"), Granted(Worker("b")));
+  EXPECT_THAT(ready_, ElementsAre(job));
+  for (uint32_t attempt = 1; attempt <= 3; ++attempt) {
+    quern::v1::AttemptId claimed = id;
+    claimed.set_attempt(attempt);
+    CompleteAndRest(Worker("c"), claimed, 0, "other bytes");
+  }
+  EXPECT_EQ(Get(job).state(), Job::PUBLISHING) << "one that ran nothing has nothing to say";
+}
+
+class MachinesTest : public SchedulingTest {
+ protected:
+  static SynchronizeRequest On(const std::string& machine, const std::string& name, uint32_t slots = 1) {
+    SynchronizeRequest request = Worker(name, slots);
+    request.set_machine(machine);
+    return request;
+  }
+  uint64_t AddAudited(int tasks) {
+    NewJob add = MakeJob(tasks);
+    add.audit_fraction = 1;
+    return Add(std::move(add));
+  }
+};
+
+TEST_F(MachinesTest, AuditGoesToAnotherMachine) {
+  const uint64_t job = AddAudited(1);
+  const auto id = Granted(On("m1", "a"));
+  Sync(On("m2", "c", 2));  // busy with nothing, and waits
+  CompleteAndRest(On("m1", "a"), id);
+  Restart();
+  Sync(On("m1", "b", 0));
+  Wait(absl::Seconds(20));
+  Sync(On("m1", "a", 0));
+  SynchronizeRequest busy = On("m2", "c");
+  List(&busy, id, AttemptStatus::RUNNING);
+  Sync(busy);
+  Wait(absl::Seconds(20));
+  EXPECT_THAT(Grants(On("m1", "b")), IsEmpty()) << "it is on the machine that is to be audited";
+  const auto audit = Grants(On("m2", "c"));
+  ASSERT_THAT(audit, SizeIs(1));
+  EXPECT_EQ(audit[0].purpose(), quern::v1::AUDIT);
+  CompleteAndRest(On("m2", "c"), audit[0].id());
+  EXPECT_THAT(ready_, ElementsAre(job));
+  EXPECT_EQ(WorkerNamed("c").machine(), "m2");
+}
+
+TEST_F(MachinesTest, OnOneMachineAuditsGoToAnotherWorkerAfterAWhile) {
+  const uint64_t job = AddAudited(1);
+  CompleteAndRest(On("m1", "a"), Granted(On("m1", "a")));
+  EXPECT_THAT(Grants(On("m1", "b")), IsEmpty());
+  Wait(absl::Seconds(20));
+  Sync(On("m1", "b", 2));
+  Wait(absl::Seconds(10));
+  EXPECT_THAT(Grants(On("m1", "a")), IsEmpty()) << "another could";
+  const auto audit = Grants(On("m1", "b"));
+  ASSERT_THAT(audit, SizeIs(1));
+  CompleteAndRest(On("m1", "b"), audit[0].id());
+  EXPECT_THAT(ready_, ElementsAre(job));
+}
+
+TEST_F(MachinesTest, FailuresOnOneMachineCountOnceWhileAnotherCouldTry) {
+  const uint64_t job = AddTasks(1);
+  Sync(On("m2", "c", 0));
+  Fail(On("m1", "a"), Granted(On("m1", "a")));
+  SynchronizeRequest busy = On("m2", "c");
+  List(&busy, quern::v1::AttemptId(), AttemptStatus::RUNNING);
+  Sync(busy);
+  EXPECT_THAT(Grants(On("m1", "b")), IsEmpty()) << "it failed on that machine";
+  Wait(absl::Seconds(20));
+  Sync(busy);
+  Wait(absl::Seconds(15));
+  Fail(On("m1", "b"), Granted(On("m1", "b")));
+  EXPECT_EQ(Tasks(job)[0].failures(), 1);
+  Wait(absl::Seconds(31));  // c is lost
+  Fail(On("m1", "d"), Granted(On("m1", "d")));
+  EXPECT_EQ(Tasks(job)[0].failures(), 2);
+}
+
+TEST_F(MachinesTest, WorkersOfOneMachineAreOneWitnessOfBadInputWhileThereIsAnother) {
+  const uint64_t job = Add(MakeJob(1, "/a"));
+  SynchronizeRequest busy = On("m2", "c");
+  List(&busy, quern::v1::AttemptId(), AttemptStatus::RUNNING);
+  Fail(On("m1", "a"), Granted(On("m1", "a")), quern::v1::BAD_INPUT);
+  const auto id = Granted(On("m1", "b"));
+  Sync(busy);
+  Fail(On("m1", "b"), id, quern::v1::BAD_INPUT);
+  EXPECT_EQ(Get(job).state(), Job::RUNNING);
+  Fail(On("m2", "c"), Granted(On("m2", "c")), quern::v1::BAD_INPUT);
+  EXPECT_EQ(Get(job).error().reason(), "BAD_INPUT");
+  Wait(absl::Seconds(31));
+  const uint64_t alone = Add(MakeJob(1, "/b"));
+  for (const char* name : {"a", "b"}) Fail(On("m1", name), Granted(On("m1", name)), quern::v1::BAD_INPUT);
+  EXPECT_EQ(Get(alone).error().reason(), "BAD_INPUT") << "there is no other machine to ask";
+}
+
+// Workers a (of m1) and x (of m2) come to different bytes for task 0; b, which is on m1 too, has committed task 1.
+TEST_F(MachinesTest, WhatOthersOnADisputedMachineCommittedIsAudited) {
+  const uint64_t job = AddTasks(3);
+  const auto late = Granted(On("m1", "a"));
+  Wait(absl::Seconds(31));
+  const auto first = Granted(On("m2", "x"));
+  CompleteAndRest(On("m1", "b"), Granted(On("m1", "b")));
+  CompleteAndRest(On("m2", "x"), first);
+  CompleteAndRest(On("m1", "a"), late, 0, "other bytes");
+  ASSERT_EQ(Get(job).error().reason(), "DATA_LOSS");
+  QUERN_ASSERT_OK(Resume(job));
+  EXPECT_EQ(Get(job).progress().tasks_to_audit(), 1);
+  QUERN_ASSERT_OK(Call(&JobQueue::PauseJob, job));
+  // A cordon is of a name. What others on its machine have committed is kept, and audited.
+  QUERN_ASSERT_OK(Cordon("a"));
+  QUERN_ASSERT_OK(Resume(job));
+  EXPECT_EQ(Get(job).progress().tasks_to_audit(), 1);
+  ASSERT_THAT(queue_->CommittedAttempts(job), SizeIs(1));
+  EXPECT_EQ(queue_->CommittedAttempts(job)[0].task, 1);
+  EXPECT_EQ(Grants(On("m2", "x"))[0].purpose(), quern::v1::AUDIT);
+}
+
 // ---- Time ----
 
 TEST_F(SchedulingTest, CoordinatorThatStoodStillGivesGrace) {

@@ -158,14 +158,14 @@ grpc::Status Guard::Judge(absl::string_view method, const grpc::AuthMetadataProc
 std::string Guard::CallerOf(const Token* token, absl::string_view origin, absl::string_view certificate) {
   const std::string who = token != nullptr ? absl::StrCat("token:", token->name) : std::string(origin);
   // Nothing in front of it has a blank.
-  return certificate.empty() ? who : absl::StrCat(who, " certificate:", certificate);
+  return certificate.empty() ? who : absl::StrCat(who, who.empty() ? "" : " ", "certificate:", certificate);
 }
 
-std::string Guard::CallerOf(grpc::ServerContextBase* context) {
+std::string Guard::CallerOf(grpc::ServerContextBase* context, bool with_origin) {
   std::string origin, certificate;
   if (const std::shared_ptr<const grpc::AuthContext> properties = context->auth_context(); properties != nullptr) {
     MutexLock lock(&properties_);
-    origin = Property(*properties, kOrigin);
+    if (with_origin) origin = Property(*properties, kOrigin);
     certificate = Property(*properties, GRPC_X509_CN_PROPERTY_NAME);
   }
   const std::shared_ptr<const TokenTable> table = tokens();
@@ -191,7 +191,8 @@ int64_t Guard::open_calls() {
   return open_calls_;
 }
 
-Guard::OpenCall::OpenCall(Guard* guard, grpc::ServerContextBase* context) : guard_(guard), caller_(guard->CallerOf(context)) {
+Guard::OpenCall::OpenCall(Guard* guard, grpc::ServerContextBase* context)
+    : guard_(guard), caller_(guard->CallerOf(context, /*with_origin=*/true)) {
   MutexLock lock(&guard_->calls_mutex_);
   ++guard_->open_calls_;
   ++guard_->open_calls_of_[caller_];

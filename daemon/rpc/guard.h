@@ -48,6 +48,9 @@ class Guard {
   // For the credentials of one listener. `origin` says whose connections come there, for the log: "uid:1000".
   std::shared_ptr<grpc::AuthMetadataProcessor> ProcessorFor(std::function<std::string()> origin);
 
+  // Whom the caller has shown to be, by its token's name and its certificate's common name, which outlive their renewal; empty where
+  // neither is asked for.
+  std::string PrincipalOf(grpc::ServerContextBase* context) { return CallerOf(context, /*with_origin=*/false); }
   // Who made a call, as "who=... certificate=... from=...".
   std::string Describe(grpc::ServerContextBase* context);
 
@@ -81,7 +84,7 @@ class Guard {
                      absl::string_view certificate, std::string* who);
   // What calls are counted by.
   static std::string CallerOf(const Token* token, absl::string_view origin, absl::string_view certificate);
-  std::string CallerOf(grpc::ServerContextBase* context);
+  std::string CallerOf(grpc::ServerContextBase* context, bool with_origin);
   grpc::Status CheckOpenCalls(const std::string& caller);
 
   const GuardOptions options_;

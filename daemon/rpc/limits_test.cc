@@ -36,13 +36,13 @@ class LimitsTest : public testing::Test {
     CoordinatorOptions coordinator;
     coordinator.store = store_.get();
     coordinator.clock = Clock::Real();
-    auto started = Coordinator::Start(std::move(coordinator));
-    ASSERT_THAT(started, IsOk());
-    coordinator_ = *std::move(started);
-    options.log = [this](const std::string& line) {
+    coordinator.log = options.log = [this](const std::string& line) {
       MutexLock lock(&log_mutex_);
       absl::StrAppend(&log_, line, "\n");
     };
+    auto started = Coordinator::Start(std::move(coordinator));
+    ASSERT_THAT(started, IsOk());
+    coordinator_ = *std::move(started);
     auto server = Server::Start(coordinator_.get(), std::move(options));
     ASSERT_THAT(server, IsOk());
     server_ = *std::move(server);
@@ -133,6 +133,27 @@ class CallLimitsTest : public LimitsTest {
   const std::string modest_ = std::string(40, 'm');
   std::shared_ptr<grpc::Channel> channel_;
 };
+
+TEST_F(CallLimitsTest, NameOfAWorkerBelongsToTheTokenThatItCameWith) {
+  const auto workers = quern::v1::Workers::NewStub(channel_);
+  const auto call = [&](const std::string& token, const std::string& incarnation) {
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", absl::StrCat("Bearer ", token));
+    quern::v1::SynchronizeRequest request;
+    request.set_worker("node7");
+    request.set_incarnation(incarnation);
+    request.set_host(absl::StrCat("host of ", incarnation));
+    quern::v1::SynchronizeResponse response;
+    return workers->Synchronize(&context, request, &response);
+  };
+  EXPECT_TRUE(call(greedy_, "first").ok());
+  const grpc::Status refused = call(modest_, "second");
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("the name node7 belongs to a worker on host of first"));
+  EXPECT_THAT(Log(), HasSubstr("audit event=worker_name_refused worker=node7 who=token:modest"));
+  EXPECT_THAT(Log(), HasSubstr("holder=token:greedy"));
+  EXPECT_TRUE(call(greedy_, "third").ok()) << "its own successor";
+}
 
 TEST_F(CallLimitsTest, OneTokenTakesSoManyCallsAndOthersAreServed) {
   const auto workers = quern::v1::Workers::NewStub(channel_);

@@ -75,7 +75,7 @@ absl::Status CheckServerOptions(const ServerOptions& options) {
 Server::Server(Coordinator* coordinator, const ServerOptions& options)
     : coordinator_(coordinator),
       jobs_(coordinator, options.limits.streams),
-      workers_(coordinator->queue()),
+      workers_(coordinator->queue(), [this](grpc::ServerContextBase* context) { return guard_->PrincipalOf(context); }),
       data_(coordinator, options.limits.streams),
       acceptor_(options.limits.connections, options.limits.connections_per_peer, options.clock, options.log),
       tls_watch_(options.tls, options.log) {}

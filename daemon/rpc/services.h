@@ -3,9 +3,11 @@
 #define QUERN_DAEMON_RPC_SERVICES_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "base/metrics.h"
@@ -73,7 +75,9 @@ class JobsService : public quern::v1::Jobs::CallbackService {
 
 class WorkersService : public quern::v1::Workers::CallbackService {
  public:
-  explicit WorkersService(JobQueue* queue) : queue_(queue) {}
+  // `principal_of`: as Guard::PrincipalOf.
+  WorkersService(JobQueue* queue, std::function<std::string(grpc::ServerContextBase*)> principal_of)
+      : queue_(queue), principal_of_(std::move(principal_of)) {}
   grpc::ServerUnaryReactor* Synchronize(grpc::CallbackServerContext*, const quern::v1::SynchronizeRequest*,
                                         quern::v1::SynchronizeResponse*) override;
 
@@ -82,6 +86,7 @@ class WorkersService : public quern::v1::Workers::CallbackService {
 
  private:
   JobQueue* const queue_;
+  const std::function<std::string(grpc::ServerContextBase*)> principal_of_;
   Histogram waiting_seconds_{Histogram::Exponential(0.0001, 2, 20)};
   Histogram prompt_seconds_{Histogram::Exponential(0.0001, 2, 20)};
 };

@@ -57,6 +57,7 @@ quern::v1::SynchronizeRequest WorkerState::StartCall(absl::Duration now) {
   request.set_worker(info_.name);
   request.set_incarnation(info_.incarnation);
   request.set_host(info_.host);
+  request.set_machine(info_.machine);
   request.set_version(info_.version);
   request.set_numerics_version(info_.numerics_version);
   request.set_slots(info_.slots);

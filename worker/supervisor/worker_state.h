@@ -28,6 +28,7 @@ struct WorkerInfo {
   std::string name;         // stable over restarts
   std::string incarnation;  // UUID, new at every start
   std::string host;
+  std::string machine;  // as SynchronizeRequest.machine
   std::string version;
   uint64_t numerics_version = 0;
   int slots = 1;
