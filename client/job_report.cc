@@ -107,6 +107,10 @@ std::string FormatTasks(const quern::v1::ListTasksResponse& tasks) {
   return table.ToString();
 }
 
+std::string FormatWaiting(const Job& job) {
+  return job.waits_for().empty() ? "" : absl::StrCat("  waits for ", Line(job.waits_for()), "\n");
+}
+
 std::string FormatTask(const quern::v1::Task& task) {
   std::string text = absl::StrCat(task.name(), "  ", Lower(quern::v1::Task::State_Name(task.state())), "  ", Line(task.label()), "\n  ");
   if (task.layers_size() > 0) absl::StrAppend(&text, "layers ", FormatRanges({task.layers().begin(), task.layers().end()}), "; ");
@@ -158,7 +162,7 @@ std::string FormatJob(const Job& job, const quern::v1::ListTasksResponse& tasks)
     absl::StrAppend(&text, "  ", progress.tasks_audited(), " of ", progress.tasks_to_audit(), " audits done\n");
   }
   if (job.priority() != 0) absl::StrAppend(&text, "  priority ", job.priority(), "\n");
-  if (!job.waits_for().empty()) absl::StrAppend(&text, "  waits for ", Line(job.waits_for()), "\n");
+  absl::StrAppend(&text, FormatWaiting(job));
   if (!job.error().message().empty()) absl::StrAppend(&text, "  error ", FormatError(job.error()), "\n");
   absl::StrAppend(&text, FormatMismatches(job));
   if (!job.plan().resolved_recipe().empty()) absl::StrAppend(&text, "\nrecipe\n", PlainLines(job.plan().resolved_recipe()));

@@ -16,6 +16,8 @@ std::string FormatJobs(const quern::v1::ListJobsResponse& jobs, absl::Time now);
 std::string FormatJob(const quern::v1::Job& job, const quern::v1::ListTasksResponse& tasks);
 // Everything about one task, with all that is known of each attempt.
 std::string FormatTask(const quern::v1::Task& task);
+// What keeps the job from going on; empty: nothing.
+std::string FormatWaiting(const quern::v1::Job& job);
 std::string FormatTasks(const quern::v1::ListTasksResponse& tasks);
 std::string FormatWorkers(const quern::v1::ListWorkersResponse& workers, absl::Time now);
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/text_check.h"
 #include "client/connection.h"
 
 namespace quern::client {
@@ -85,6 +86,7 @@ absl::StatusOr<WatchOutcome> WatchJob(quern::v1::Jobs::Stub& jobs, const Job& jo
   const quern::v1::Progress before = job.progress();
   bool draining = false;
   bool told_lost = false;
+  std::string waits_for;
   auto stream = std::make_unique<JobStream>(jobs, name);
   while (!HasEnded(outcome.job)) {
     JobStream::Event event = stream->Next();
@@ -93,6 +95,11 @@ absl::StatusOr<WatchOutcome> WatchJob(quern::v1::Jobs::Stub& jobs, const Job& jo
       last_heard = clock->Monotonic();
       told_lost = false;
       progress.Update(outcome.job);
+      // The worker of a private farm is on its way.
+      if (farm == nullptr && outcome.job.waits_for() != waits_for) {
+        waits_for = outcome.job.waits_for();
+        if (!waits_for.empty()) progress.Message(absl::StrCat("waits for ", OneLine(waits_for, waits_for.size())));
+      }
     } else if (event.ended) {
       if (farm != nullptr) return farm->ExplainLostConnection(*event.ended);
       const bool transient = event.ended->ok() || event.ended->code() == absl::StatusCode::kUnavailable;

@@ -79,6 +79,22 @@ TEST_F(WatchJobTest, FollowsToTheEndAndCountsOnlyItsOwnBytes) {
   EXPECT_EQ(outcome.bytes_read, 500);
 }
 
+TEST_F(WatchJobTest, WhatTheJobWaitsForIsToldOnce) {
+  service_.Add([](grpc::ServerContext*, grpc::ServerWriter<Job>* writer) {
+    Job job = JobIn(Job::RUNNING);
+    job.set_waits_for("a worker:\nnone is connected");
+    writer->Write(job);
+    writer->Write(job);
+    writer->Write(JobIn(Job::SUCCEEDED));
+    return grpc::Status::OK;
+  });
+  QUERN_ASSERT_OK(Watch(JobIn(Job::RUNNING)).status());
+  const std::string told = "waits for a worker: none is connected\n";
+  const size_t first = out_.str().find(told);
+  ASSERT_NE(first, std::string::npos) << out_.str();
+  EXPECT_EQ(out_.str().find(told, first + 1), std::string::npos) << out_.str();
+}
+
 TEST_F(WatchJobTest, EndedJobNeedsNoStream) {
   QUERN_ASSERT_OK_AND_ASSIGN(WatchOutcome outcome, Watch(JobIn(Job::FAILED)));
   EXPECT_EQ(outcome.job.state(), Job::FAILED);

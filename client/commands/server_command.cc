@@ -72,6 +72,14 @@ void JobCommand::AddOptions(CLI::App& app) {
   ServerCommand::AddOptions(app);
 }
 
+absl::StatusOr<quern::v1::Job> GetJob(quern::v1::Jobs::Stub& jobs, const std::string& name, Interrupt& interrupt) {
+  quern::v1::GetJobRequest request;
+  request.set_name(name);
+  quern::v1::Job job;
+  QUERN_RETURN_IF_ERROR(CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs.GetJob(context, request, &job); }));
+  return job;
+}
+
 absl::StatusOr<quern::v1::ListTasksResponse> ListAllTasks(quern::v1::Jobs::Stub& jobs, const std::string& job, Interrupt& interrupt) {
   quern::v1::ListTasksResponse all;
   quern::v1::ListTasksRequest request;

@@ -42,6 +42,8 @@ class JobCommand : public ServerCommand {
   std::string job_;
 };
 
+absl::StatusOr<quern::v1::Job> GetJob(quern::v1::Jobs::Stub& jobs, const std::string& name, Interrupt& interrupt);
+
 // All pages of the tasks of a job.
 absl::StatusOr<quern::v1::ListTasksResponse> ListAllTasks(quern::v1::Jobs::Stub& jobs, const std::string& job, Interrupt& interrupt);
 

@@ -27,11 +27,7 @@ class ShowCommand : public JobCommand {
     QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
     if (task_.has_value()) return ShowTask(*jobs, name, interrupt, console);
-    quern::v1::GetJobRequest request;
-    request.set_name(name);
-    quern::v1::Job shown;
-    QUERN_RETURN_IF_ERROR(
-        CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->GetJob(context, request, &shown); }));
+    QUERN_ASSIGN_OR_RETURN(const quern::v1::Job shown, GetJob(*jobs, name, interrupt));
     if (json()) {
       console.out << ToJson(shown);
       return ExitCode::kDone;

@@ -17,7 +17,12 @@ class TasksCommand : public JobCommand {
     QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
     QUERN_ASSIGN_OR_RETURN(const quern::v1::ListTasksResponse tasks, ListAllTasks(*jobs, name, interrupt));
-    console.out << (json() ? ToJson(tasks) : FormatTasks(tasks));
+    if (json()) {
+      console.out << ToJson(tasks);
+      return ExitCode::kDone;
+    }
+    QUERN_ASSIGN_OR_RETURN(const quern::v1::Job shown, GetJob(*jobs, name, interrupt));
+    console.out << FormatTasks(tasks) << FormatWaiting(shown);
     return ExitCode::kDone;
   }
 };

@@ -14,11 +14,7 @@ class WatchCommand : public JobCommand {
     Interrupt interrupt;
     QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const auto jobs, Connect());
-    quern::v1::GetJobRequest request;
-    request.set_name(name);
-    quern::v1::Job watched;
-    QUERN_RETURN_IF_ERROR(
-        CallInterruptibly(interrupt, [&](grpc::ClientContext* context) { return jobs->GetJob(context, request, &watched); }));
+    QUERN_ASSIGN_OR_RETURN(const quern::v1::Job watched, GetJob(*jobs, name, interrupt));
     return WatchAndReport(*jobs, watched, interrupt, json(), console);
   }
 };

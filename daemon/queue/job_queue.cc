@@ -610,6 +610,7 @@ bool JobQueue::LoseAttempt(const AttemptRef& ref, const std::string& message) {
   const auto worker = workers_.find(attempt.record.worker());
   const bool leaving = worker != workers_.end() && worker->second.info.draining();
   const bool counts = attempt.seen_alive && !leaving && !attempt.stop && CountsFailures(ref);
+  if (leaving) NoteGivenBack(ref);
   EndAttempt(ref, quern::v1::Attempt::LOST, "WORKER_LOST", message);
   return counts;
 }
@@ -633,6 +634,13 @@ void JobQueue::NoteTrouble(JobState& job, uint32_t task, const Runner& runner, u
   trouble.avoid_until = trouble.not_before + options_.lease;
   trouble.failed_on.insert(runner);
   if (pending) MoveTask(job, task, Task::PENDING);
+}
+
+void JobQueue::NoteGivenBack(const AttemptRef& ref) {
+  const Attempt& attempt = *FindAttempt(ref);
+  if (attempt.stop || !attempt.seen_alive || attempt.record.state() == quern::v1::Attempt::LOST || !CountsFailures(ref)) return;
+  JobState& job = *FindJob(ref.job);
+  NoteTrouble(job, ref.task, RunnerOf(attempt.record), ++job.trouble[ref.task].given_back);
 }
 
 void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) {

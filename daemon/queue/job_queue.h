@@ -17,7 +17,8 @@
 //   - an audit that is due (below);
 //   - the first PENDING task that fits its memory and can finish before it leaves. A task whose attempt failed waits (retry_backoff,
 //   doubled
-//     with each failure), and for a lease after that it goes to another worker than the one it failed on, if there is one;
+//     with each failure), and for a lease after that it goes to another worker than the one it failed on, if there is one. So does one
+//     that a worker which leaves gives back, though that is no failure;
 //   - when no job has either: a second try (STRAGGLER) at a running task that, by its progress and by how long the job's finished tasks
 //   took,
 //     would take longer to end than to do again. One second try a task.
@@ -313,6 +314,7 @@ class JobQueue {
     std::set<Runner> failed_on;     // they are avoided until then
     std::set<Runner> bad_input_on;  // they reported BAD_INPUT
     bool second_try_failed = false;
+    uint32_t given_back = 0;  // by workers that left
   };
 
   // Sums over the tasks.
@@ -342,6 +344,7 @@ class JobQueue {
     bool held = false;
     std::vector<SightProbe> sight;
     TaskTimes times;
+    std::string waits_for;  // as it was when it was looked at last
   };
 
   enum class Sight { kAsked, kSeen, kBlind };
@@ -472,6 +475,8 @@ class JobQueue {
   void Uncommit(JobState& job, uint32_t task, quern::v1::Task::State state) QUERN_REQUIRES(mutex_);
   // What somebody has to do so that something of the job runs; empty where that is nothing.
   std::string WaitsFor(const JobState& job) const QUERN_REQUIRES(mutex_);
+  // Whoever watches the job hears of what it waits for, though nothing has happened to it.
+  void NoteWaiting(JobState& job) QUERN_REQUIRES(mutex_);
   void AddDispute(JobState& job, const Runner& worker, const Runner& other) QUERN_REQUIRES(mutex_);
   // Whether it, or another on its machine, is in a dispute.
   static bool IsDisputed(const JobState& job, const Runner& runner);
@@ -528,6 +533,8 @@ class JobQueue {
   void WorkerSucceeded(const std::string& name, const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
   void WorkerFailed(const std::string& name, const AttemptRef& ref, const std::string& message) QUERN_REQUIRES(mutex_);
   void NoteTrouble(JobState& job, uint32_t task, const Runner& runner, uint32_t failures) QUERN_REQUIRES(mutex_);
+  // A worker that leaves has not finished the attempt: no failure, but a task that is given back again and again waits like one that fails.
+  void NoteGivenBack(const AttemptRef& ref) QUERN_REQUIRES(mutex_);
 
   // A call of a new incarnation: what the old one ran is lost, and whoever waits for it is told to stop.
   void Supersede(WorkerState& worker, const quern::v1::SynchronizeRequest& request) QUERN_REQUIRES(mutex_);
@@ -565,7 +572,8 @@ class JobQueue {
   Access ProveSight(WorkerState& worker, const JobState& job, quern::v1::SynchronizeResponse* response, bool* news) QUERN_REQUIRES(mutex_);
   double SecondsFor(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
   bool CanFinish(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
-  // Whether the worker, apart from how busy it is, could run the task.
+  // Why the worker, however busy it is, cannot run the task; nullptr: it could.
+  const char* WhyNot(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
   bool CouldRun(const WorkerState& worker, const JobState& job, const quern::store::TaskRecord& task) const QUERN_REQUIRES(mutex_);
   static Runner RunnerOf(const WorkerState& worker) { return {worker.info.worker(), worker.info.machine()}; }
   static Runner RunnerOf(const quern::store::AttemptRecord& attempt) { return {attempt.worker(), attempt.machine()}; }

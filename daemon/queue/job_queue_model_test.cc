@@ -56,6 +56,7 @@ class Model {
   using AttemptId = std::tuple<std::string, uint32_t, uint32_t>;
   struct Worker {
     std::string incarnation;
+    bool leaving = false;
     std::vector<AttemptStatus> attempts;
   };
 
@@ -111,7 +112,16 @@ class Model {
   void NewIncarnation(int worker) {
     if (!workers_[worker].incarnation.empty()) ghosts_.push_back({worker, false, workers_[worker]});
     workers_[worker].incarnation = absl::StrCat("incarnation ", ++incarnations_);
+    workers_[worker].leaving = false;
     workers_[worker].attempts.clear();
+  }
+
+  // Gives back what it runs, and starts anew once that is acknowledged.
+  void Leave(int worker) {
+    workers_[worker].leaving = true;
+    for (AttemptStatus& attempt : workers_[worker].attempts) {
+      if (attempt.state() == AttemptStatus::RUNNING) attempt.set_state(AttemptStatus::STOPPED);
+    }
   }
 
   void AddJob() {
@@ -143,6 +153,7 @@ class Model {
     request.set_memory(256 * kMiB);
     for (const AttemptStatus& attempt : worker.attempts) *request.add_attempts() = attempt;
     request.set_may_wait(!calm_ && Chance(20));
+    request.set_draining(worker.leaving);
     auto answer = std::make_shared<std::optional<absl::StatusOr<SynchronizeResponse>>>();
     queue_->Synchronize(request, Principal(index), ++tickets_,
                         [answer](absl::StatusOr<SynchronizeResponse> response) { *answer = std::move(response); });
@@ -153,6 +164,7 @@ class Model {
     store_.Sync();
     if (!answer->has_value() || !(*answer)->ok()) return;
     Learn(index, request, ***answer);
+    if (worker.leaving && worker.attempts.empty()) NewIncarnation(index);
   }
 
   // A process that was replaced but lives on, as one of two with the same name does.
@@ -299,8 +311,10 @@ class Model {
       Synchronize(worker);
     } else if (what < 80) {
       Work(worker);
-    } else if (what < 85) {
+    } else if (what < 83) {
       NewIncarnation(worker);
+    } else if (what < 85) {
+      Leave(worker);
     } else if (what < 87) {
       if (!ghosts_.empty()) SynchronizeGhost();
     } else if (what < 88) {

@@ -183,19 +183,23 @@ bool JobQueue::CanFinish(const WorkerState& worker, const JobState& job, const T
   return options_.clock->Monotonic() + absl::Seconds(SecondsFor(worker, job, task)) <= worker.available_until;
 }
 
-bool JobQueue::CouldRun(const WorkerState& worker, const JobState& job, const TaskRecord& task) const {
-  if (worker.lost || worker.info.slots() == 0 || worker.info.memory() < task.minimum_memory() || !NotReady(worker).empty() ||
-      worker.info.numerics_version() != job.record.numerics_version() || !CanFinish(worker, job, task)) {
-    return false;
-  }
+const char* JobQueue::WhyNot(const WorkerState& worker, const JobState& job, const TaskRecord& task) const {
+  if (worker.lost || worker.info.slots() == 0 || !NotReady(worker).empty()) return "takes no tasks";
+  if (worker.info.memory() < task.minimum_memory()) return "has too little memory";
+  if (worker.info.numerics_version() != job.record.numerics_version()) return "has another numerics version";
+  if (!CanFinish(worker, job, task)) return "leaves too soon";
   for (const SightProbe& probe : job.sight) {
     const auto sight = worker.sight.find({job.record.id(), probe.what});
     if (sight != worker.sight.end() && sight->second.state == Sight::kBlind &&
         !(options_.can_stream && options_.can_stream(worker.info, job.record.id(), probe.what))) {
-      return false;
+      return "does not see the files";
     }
   }
-  return true;
+  return nullptr;
+}
+
+bool JobQueue::CouldRun(const WorkerState& worker, const JobState& job, const TaskRecord& task) const {
+  return WhyNot(worker, job, task) == nullptr;
 }
 
 JobQueue::Distance JobQueue::DistanceOf(const Runner& a, const Runner& b) {

@@ -13,6 +13,12 @@ namespace {
 
 // Of a worker's measured speed, how much the last task counts.
 constexpr double kNewestShare = 0.3;
+// Jobs or workers that a message names.
+constexpr size_t kNamed = 8;
+// Tasks, or workers, that are looked at to tell what a job waits for.
+constexpr int kWaitLooks = 8;
+
+using quern::store::TaskRecord;
 
 }  // namespace
 
@@ -262,21 +268,59 @@ void JobQueue::SettleDisputes(JobState& job) {
 std::string JobQueue::WaitsFor(const JobState& job) const {
   const quern::v1::Job::State state = job.record.state();
   if ((state != quern::v1::Job::QUEUED && state != quern::v1::Job::RUNNING) || job.held || job.granted > 0 || Complete(job)) return "";
-  bool any = false, undisputed = false;
+  std::vector<const WorkerState*> ready;
   for (const auto& [name, worker] : workers_) {
-    if (absl::string_view(StateOf(worker)) != "ready") continue;
-    any = true;
-    undisputed = undisputed || !IsDisputed(job, RunnerOf(worker));
+    if (absl::string_view(StateOf(worker)) == "ready") ready.push_back(&worker);
   }
-  if (!any) return "a worker: none is connected that may take tasks (quern workers)";
-  const bool only_audits = job.count[quern::v1::Task::PENDING] == 0;
-  if (!only_audits || undisputed) return "";
+  if (ready.empty()) return "a worker: none is connected that may take tasks (quern workers)";
+  const TaskRecord* stuck = nullptr;  // the first that nobody can take stands for all
+  const auto somebody = [&](uint32_t task) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+    const TaskRecord& record = job.tasks[task].record;
+    if (stuck == nullptr) stuck = &record;
+    const bool disputed = record.state() == quern::v1::Task::COMMITTED && IsDisputed(job, CommitterOf(record));
+    return std::any_of(ready.begin(), ready.end(), [&](const WorkerState* worker) QUERN_NO_THREAD_SAFETY_ANALYSIS {
+      return !(disputed && worker->info.worker() == record.committed_by()) && CouldRun(*worker, job, record);
+    });
+  };
+  int looks = kWaitLooks;
+  for (auto it = job.delayed.begin(); it != job.delayed.end() && looks-- > 0; ++it) {
+    if (somebody(it->second)) return "";
+  }
+  if (job.pending.First(UINT64_MAX, kWaitLooks, somebody).has_value()) return "";
+  // Those that need less memory may come later.
+  looks = kWaitLooks;
+  for (const WorkerState* worker : ready) {
+    if (looks-- == 0) break;
+    if (job.pending.First(worker->info.memory(), kWaitLooks, somebody).has_value()) return "";
+  }
+  looks = kWaitLooks;
+  for (auto it = job.audits.begin(); it != job.audits.end() && looks-- > 0; ++it) {
+    if (somebody(it->first)) return "";
+  }
+  if (stuck == nullptr) return "";
+  const bool audit = stuck->state() == quern::v1::Task::COMMITTED;
+  std::vector<std::string> unfit;
+  for (const WorkerState* worker : ready) {
+    const char* const why = WhyNot(*worker, job, *stuck);
+    if (why != nullptr && unfit.size() < kNamed) unfit.push_back(absl::StrCat(worker->info.worker(), " ", why));
+  }
+  const std::string why = unfit.empty() ? "" : absl::StrCat(" (", absl::StrJoin(unfit, ", "), ")");
+  if (!audit || !IsDisputed(job, CommitterOf(*stuck))) {
+    return absl::StrCat("a worker that can run ", audit ? "the audit of " : "", stuck->label(), why);
+  }
   std::set<std::string> names;
   for (const auto& dispute : job.record.disputes()) names.insert({dispute.worker(), dispute.other()});
   return absl::StrCat(
-      "audits by another worker than ", absl::StrJoin(names, " and "),
+      "audits by another worker than ", absl::StrJoin(names, " and "), why,
       ", for after a mismatch its own word does not count: start one more; or quern pause the job, quern cordon the one that "
       "is wrong, and quern resume");
+}
+
+void JobQueue::NoteWaiting(JobState& job) {
+  std::string waits_for = WaitsFor(job);
+  if (waits_for == job.waits_for) return;
+  job.waits_for = std::move(waits_for);
+  Changed(job);
 }
 
 std::string JobQueue::DescribeDispute(const JobState& job, uint32_t task, const std::string& worker, const std::string& other) const {
@@ -298,7 +342,6 @@ std::string JobQueue::DescribeDispute(const JobState& job, uint32_t task, const 
         });
     if (holds) jobs.push_back(JobName(id));
   }
-  constexpr size_t kNamed = 8;
   if (!jobs.empty()) {
     const size_t named = std::min(jobs.size(), kNamed);
     absl::StrAppend(&text, ". Results of the two are also in ",

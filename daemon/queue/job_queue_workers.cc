@@ -364,6 +364,7 @@ std::set<JobQueue::AttemptRef> JobQueue::HandleAttempts(const SynchronizeRequest
         // A coordinator that has just started does not know what the one before it has asked for.
         const bool asked = current == nullptr || attempt->stop || !attempt->seen_alive || IsDraining(*current);
         if (asked) {
+          if (current != nullptr) NoteGivenBack(ref);
           const std::string why = current == nullptr ? attempt->record.message() : attempt->stop_reason;
           EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", why);
         } else {
@@ -608,7 +609,10 @@ void JobQueue::Tick() {
   }
   if (now < next_chores_) return;
   next_chores_ = now + kChores;
-  for (const uint64_t id : active_) FindStragglers(jobs_.at(id));
+  for (const uint64_t id : active_) {
+    FindStragglers(jobs_.at(id));
+    NoteWaiting(jobs_.at(id));
+  }
   // What was refused before may be granted now: time alone ends the waiting for another worker.
   if (!idle_waiters_.empty() && HasOffer()) work_arrived_ = true;
 }

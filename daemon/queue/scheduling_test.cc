@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -818,10 +819,16 @@ TEST_F(DisputeTest, WhileNeitherIsCordonedOthersAuditAllThatTheTwoCommit) {
   EXPECT_THAT(ready_, IsEmpty()) << "what it commits from now on is audited too";
   Wait(absl::Seconds(60));
   EXPECT_THAT(Grants(Worker("a")), IsEmpty()) << "its own word is no proof";
-  Sync(Worker("c", 0));
+  SynchronizeRequest busy = Worker("c");
+  List(&busy, quern::v1::AttemptId(), AttemptStatus::RUNNING);
+  Sync(busy);
   EXPECT_EQ(Get(job_).waits_for(), "") << "c is there for it";
   QUERN_ASSERT_OK(Cordon("c"));
   EXPECT_THAT(Get(job_).waits_for(), testing::AllOf(HasSubstr("another worker than a and b"), HasSubstr("quern cordon")));
+  SynchronizeRequest small = Worker("d");
+  small.set_memory(kMiB);
+  Sync(small);
+  EXPECT_THAT(Get(job_).waits_for(), HasSubstr("another worker than a and b (d has too little memory)"));
   QUERN_ASSERT_OK(Uncordon("c"));
   const auto audit = Grants(Worker("c"));
   ASSERT_THAT(audit, SizeIs(1));
@@ -919,6 +926,49 @@ TEST_F(DisputeTest, ResumeWithFewerAuditsKeepsThoseOfTheDispute) {
   options.audit_fraction = 0;
   QUERN_ASSERT_OK(Resume(job_, std::move(options)));
   EXPECT_EQ(Get(job_).progress().tasks_to_audit(), 2);
+}
+
+TEST_F(SchedulingTest, JobSaysThatNoneOfTheWorkersIsFitAndItsWatchersHearOfIt) {
+  const uint64_t job = AddTasks(2);
+  SynchronizeRequest leaves = Worker("leaves");
+  leaves.mutable_available_for()->set_seconds(1);
+  Sync(leaves);
+  SynchronizeRequest old = Worker("old");
+  old.set_memory(kMiB);
+  Sync(old);
+  uint64_t revision = Get(job).revision();
+  EXPECT_EQ(Get(job).waits_for(), "a worker that can run shard 0 (leaves leaves too soon, old has too little memory)");
+  Wait(absl::Seconds(2));
+  EXPECT_GT(queue_->Revision(job), revision);
+  revision = queue_->Revision(job);
+  Wait(absl::Seconds(2));
+  EXPECT_EQ(queue_->Revision(job), revision) << "it is still so";
+  SynchronizeRequest busy = Worker("fit");
+  List(&busy, quern::v1::AttemptId(), AttemptStatus::RUNNING);
+  Sync(busy);
+  Wait(absl::Seconds(2));
+  EXPECT_EQ(Get(job).waits_for(), "");
+  EXPECT_GT(queue_->Revision(job), revision);
+}
+
+TEST_F(SchedulingTest, TaskThatLeavingWorkersGiveBackWaitsLongerEachTime) {
+  StartWith([](JobQueueOptions* options) { options->retry_backoff = absl::Seconds(1); });
+  const uint64_t job = AddTasks(1);
+  for (int i = 0; i < 8; ++i) {
+    // Of another name each time, as one without --name has.
+    const SynchronizeRequest worker = Worker(absl::StrCat("w", i));
+    const auto id = Granted(worker);
+    SynchronizeRequest leaving = worker;
+    leaving.set_draining(true);
+    // Some say so, others are not heard of again.
+    Sync(With(leaving, id, i % 2 == 0 ? AttemptStatus::STOPPED : AttemptStatus::RUNNING));
+    if (i % 2 == 1) Wait(absl::Seconds(31));
+    const absl::Duration wait = std::min(absl::Seconds(1 << i), absl::Minutes(1));
+    Wait(wait - absl::Milliseconds(1));
+    EXPECT_THAT(Grants(Worker(absl::StrCat("w", i + 1))), IsEmpty()) << i;
+    Wait(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(Tasks(job)[0].failures(), 0);
 }
 
 // ---- Names and machines ----
