@@ -663,6 +663,13 @@ void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& fa
   });
 }
 
+void JobQueue::HandleFailure(const AttemptRef& ref, quern::v1::FailureReason reason, std::string message) {
+  quern::v1::Failure failure;
+  failure.set_reason(reason);
+  failure.set_message(std::move(message));
+  HandleFailure(ref, failure);
+}
+
 void JobQueue::FinishLook(const AttemptRef& ref, quern::v1::Failure failure, const absl::Status& found) {
   Section section(this);
   checking_.erase(ref);
@@ -808,10 +815,7 @@ void JobQueue::FinishCheck(const AttemptRef& ref, const std::string& worker, con
     }
     return;
   }
-  quern::v1::Failure failure;
-  failure.set_reason(quern::v1::IO_ERROR);
-  failure.set_message(std::string(status.message()));
-  HandleFailure(ref, failure);
+  HandleFailure(ref, quern::v1::IO_ERROR, std::string(status.message()));
 }
 
 void JobQueue::EndAttempts(const AttemptRef& winner, const quern::v1::TaskResult& result, uint64_t commit_sequence) {
@@ -928,13 +932,24 @@ void JobQueue::FinishReadBack(const AttemptRef& ref, const quern::v1::TaskResult
   if (stored.ok()) {
     PassAudit(ref, result);
   } else if (absl::IsFailedPrecondition(stored)) {
+    EndRightAudit(ref, result);
     FailStored(*FindJob(ref.job), ref.task, worker, stored);
-  } else if (!absl::IsUnavailable(stored)) {
-    quern::v1::Failure failure;
-    failure.set_reason(quern::v1::IO_ERROR);
-    failure.set_message(absl::StrCat("this coordinator cannot read the committed file back: ", stored.message()));
-    HandleFailure(ref, failure);
+  } else if (!absl::IsCancelled(stored)) {
+    HandleFailure(ref, quern::v1::IO_ERROR, absl::StrCat("this coordinator cannot read the committed file back: ", stored.message()));
   }
+}
+
+void JobQueue::EndRightAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) {
+  const TaskRecord& task = FindJob(ref.job)->tasks[ref.task].record;
+  AttemptRecord& record = FindAttempt(ref)->record;
+  const std::string worker = record.worker();
+  *record.mutable_times() = result.times();
+  record.set_peak_rss(result.peak_rss());
+  CountResult(result);
+  EndAttempt(
+      ref, quern::v1::Attempt::COMMITTED, "",
+      absl::StrCat("it came to the bytes that attempt ", task.committed_attempt(), " reported; those that that one stored are others"));
+  WorkerSucceeded(worker, ref, result);
 }
 
 void JobQueue::PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) {

@@ -161,8 +161,8 @@ struct JobQueueOptions {
   // Whether the file is what the result says. May block; runs through `run`.
   std::function<absl::Status(const quern::v1::TaskSpec&, const std::string& path, const quern::v1::TaskResult&)> check_commit;
   // Reads the whole file of a task that an audit has confirmed: OK if it has this SHA-256, FAILED_PRECONDITION if it has another,
-  // UNAVAILABLE if there is no time for it; anything else says that it cannot be told, and the audit has failed. `done` is to be called
-  // once on any thread. Must not block.
+  // CANCELLED if the coordinator is stopping, and the next one is to ask; anything else says that it cannot be told, and the audit has
+  // failed. `done` is to be called once on any thread. Must not block.
   std::function<void(const std::string& path, const std::string& sha256, std::function<void(absl::Status)> done)> read_back;
   // Looks for itself at what a worker reports of a task: whether a source file changed (SOURCE_CHANGED), or whether the disk of the output
   // lacks room for the bytes that the job has still to write (DISK_FULL). `done`, to be called once on any thread: FAILED_PRECONDITION says
@@ -499,6 +499,7 @@ class JobQueue {
   bool LoseAttempt(const AttemptRef& ref, const std::string& message) QUERN_REQUIRES(mutex_);
   // What a worker reports: looks at it if need be.
   void HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) QUERN_REQUIRES(mutex_);
+  void HandleFailure(const AttemptRef& ref, quern::v1::FailureReason reason, std::string message) QUERN_REQUIRES(mutex_);
   void FinishLook(const AttemptRef& ref, quern::v1::Failure failure, const absl::Status& found);
   // `is_so`: it is not the attempt alone that met it.
   void EndFailed(const AttemptRef& ref, const quern::v1::Failure& failure, bool is_so) QUERN_REQUIRES(mutex_);
@@ -519,6 +520,8 @@ class JobQueue {
   void CompareAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
   void FinishReadBack(const AttemptRef& ref, const quern::v1::TaskResult& result, const absl::Status& stored) QUERN_EXCLUDES(mutex_);
   void PassAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
+  // Its worker did well, though what it was to confirm is not what was stored.
+  void EndRightAudit(const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
   // The committed file is not what its worker has reported, though an audit by `auditor` confirms that.
   void FailStored(JobState& job, uint32_t task, const std::string& auditor, const absl::Status& stored) QUERN_REQUIRES(mutex_);
   // `attempt` of `runner` came to other bytes than those that are committed.

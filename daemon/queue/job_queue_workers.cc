@@ -62,14 +62,6 @@ quern::v1::Failure PlainFailure(quern::v1::Failure failure) {
   return failure;
 }
 
-// A worker that gives every task back would get it again at once, and for ever.
-quern::v1::Failure UnaskedStop() {
-  quern::v1::Failure failure;
-  failure.set_reason(quern::v1::INTERNAL);
-  failure.set_message("the worker stopped it unasked, and is not leaving");
-  return failure;
-}
-
 // For a worker in whose place another has come.
 SynchronizeResponse StopResponse(absl::string_view name, absl::string_view host, absl::Time since) {
   SynchronizeResponse response;
@@ -368,7 +360,8 @@ std::set<JobQueue::AttemptRef> JobQueue::HandleAttempts(const SynchronizeRequest
           const std::string why = current == nullptr ? attempt->record.message() : attempt->stop_reason;
           EndAttempt(ref, quern::v1::Attempt::STOPPED, "STOPPED", why);
         } else {
-          HandleFailure(ref, UnaskedStop());
+          // Else it would get the task again at once, and for ever.
+          HandleFailure(ref, quern::v1::INTERNAL, "the worker stopped it unasked, and is not leaving");
         }
         break;
       }

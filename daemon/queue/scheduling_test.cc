@@ -601,6 +601,10 @@ TEST_F(AuditTest, CommittedFileIsReadBackAndOneThatIsNotAsReportedFailsTheJob) {
                                                        HasSubstr("/out/0.1 has another")));
   EXPECT_THAT(removed_, IsEmpty()) << "both files stay";
   EXPECT_EQ(failed.progress().tasks_done(), 1);
+  const Attempt auditor = Tasks(job)[0].attempts(1);
+  EXPECT_EQ(auditor.state(), Attempt::COMMITTED) << "it was right";
+  EXPECT_EQ(auditor.reason(), "");
+  EXPECT_THAT(auditor.message(), HasSubstr("the bytes that attempt 1 reported"));
   // It is done anew, and so is, with the worker cordoned, what it has stored besides.
   stored_ = absl::OkStatus();
   QUERN_ASSERT_OK(Cordon("a"));
@@ -628,12 +632,25 @@ TEST_F(AuditTest, FileThatCannotBeReadBackIsNoWordOnItsWorker) {
   EXPECT_THAT(ready_, ElementsAre(job));
 }
 
+TEST_F(AuditTest, FileThatCanNeverBeReadBackFailsTheJob) {
+  const uint64_t job = AddAudited(1);
+  CompleteAndRest(Worker("a"), Granted(Worker("a")));
+  stored_ = absl::UnavailableError("/out/0.1: Resource temporarily unavailable");
+  for (int i = 0; i < 3; ++i) {
+    const SynchronizeRequest worker = Worker(absl::StrCat("w", i));
+    const auto audit = Grants(worker);
+    ASSERT_THAT(audit, SizeIs(1)) << i;
+    CompleteAndRest(worker, audit[0].id());
+  }
+  EXPECT_THAT(Get(job).error().message(), testing::AllOf(HasSubstr("cannot read the committed file back"), HasSubstr("temporarily")));
+}
+
 TEST_F(AuditTest, ReadingBackThatIsPutOffIsDoneWhenTheAuditIsReportedAgain) {
   const uint64_t job = AddAudited(1);
   CompleteAndRest(Worker("a"), Granted(Worker("a")));
   const auto audit = Grants(Worker("b"));
   ASSERT_THAT(audit, SizeIs(1));
-  stored_ = absl::UnavailableError("the coordinator is stopping");
+  stored_ = absl::CancelledError("the coordinator is stopping");
   CompleteAndRest(Worker("b"), audit[0].id());
   EXPECT_THAT(ready_, IsEmpty());
   stored_ = absl::OkStatus();

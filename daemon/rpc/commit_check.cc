@@ -23,6 +23,7 @@ namespace quern::daemon {
 namespace {
 
 constexpr uint64_t kSampleSize = 4096;
+constexpr uint64_t kReadBackChunk = 1 << 20;
 constexpr size_t kSamples = 8;
 constexpr size_t kViewDigestSize = 16;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
@@ -156,11 +157,20 @@ absl::Status CheckCommit(const quern::v1::TaskSpec& spec, const std::string& pat
   return status;
 }
 
-absl::Status CheckContent(const std::string& path, const std::string& sha256) {
-  QUERN_ASSIGN_OR_RETURN(const checkpoint::FileFingerprint file, checkpoint::FingerprintFile(path, /*whole_content=*/true));
-  if (file.content_sha256 == sha256) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(path, " has the SHA-256 ", HexDigest(file.content_sha256), ", not ", HexDigest(sha256)));
+absl::Status CheckContent(const std::string& path, const std::string& sha256, const std::function<bool()>& stop) {
+  QUERN_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY));
+  QUERN_ASSIGN_OR_RETURN(const uint64_t size, FileSize(path));
+  Sha256 sha;
+  std::string chunk;
+  for (uint64_t offset = 0; offset < size; offset += chunk.size()) {
+    if (stop()) return absl::CancelledError(absl::StrCat("read of ", path, " stopped"));
+    chunk.resize(std::min(size - offset, kReadBackChunk));
+    QUERN_RETURN_IF_ERROR(ReadExactly(fd.get(), offset, chunk.data(), chunk.size(), path));
+    sha.Update(chunk);
+  }
+  const std::string found = sha.Finish();
+  if (found == sha256) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(path, " has the SHA-256 ", HexDigest(found), ", not ", HexDigest(sha256)));
 }
 
 std::string SightPath(const std::string& output) { return JoinPath(output, ".quern/sight"); }

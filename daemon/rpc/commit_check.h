@@ -2,6 +2,7 @@
 #ifndef QUERN_DAEMON_RPC_COMMIT_CHECK_H_
 #define QUERN_DAEMON_RPC_COMMIT_CHECK_H_
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,9 @@ absl::Status CheckReport(const quern::v1::TaskSpec& spec, const quern::v1::TaskR
 absl::Status CheckCommit(const quern::v1::TaskSpec& spec, const std::string& path, const quern::v1::TaskResult& result,
                          absl::Duration patience);
 
-// Whether the whole file has this SHA-256 (raw bytes). FAILED_PRECONDITION when it has another. Blocks while it is read.
-absl::Status CheckContent(const std::string& path, const std::string& sha256);
+// Whether the whole file has this SHA-256 (raw bytes). FAILED_PRECONDITION when it has another, CANCELLED once `stop` says so, which is
+// asked for each MiB. Blocks while the file is read.
+absl::Status CheckContent(const std::string& path, const std::string& sha256, const std::function<bool()>& stop);
 
 // What workers must see to get tasks of the job. `first_task` is its first one, nullptr when it has none. Writes OUT/.quern/sight for a
 // job that writes an output. Blocks.

@@ -39,6 +39,7 @@ using quern::v1::PlanSummary;
 constexpr int kShortThreads = 4;
 constexpr int kLongThreads = 4;
 constexpr int kReadThreads = 2;
+constexpr int kReadBackThreads = 1;  // of whole files: a disk reads one after the other best
 constexpr absl::Duration kTick = absl::Milliseconds(50);
 // A tick that comes later than this: the process was stopped, or the machine slept.
 constexpr absl::Duration kLateTick = absl::Seconds(3);
@@ -177,12 +178,11 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
     return CheckCommit(spec, path, result, self->options_.file_patience);
   };
   queue.read_back = [self](const std::string& path, const std::string& sha256, std::function<void(absl::Status)> done) {
-    self->Schedule(
-        [self, path, sha256, done] {
-          const absl::Status allowed = self->CheckStoredPath(path);
-          done(allowed.ok() ? CheckContent(path, sha256) : allowed);
-        },
-        done);
+    self->read_backs_->Schedule([self, path, sha256, done] {
+      absl::Status status = self->CheckStoredPath(path);
+      if (status.ok()) status = CheckContent(path, sha256, [self] { return self->stopping(); });
+      done(status);
+    });
   };
   queue.confirm = [self](uint64_t job, uint32_t task, const quern::v1::Failure& reported, uint64_t bytes_left,
                          std::function<void(absl::Status)> done) {
@@ -191,6 +191,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Start(CoordinatorOptio
   };
   queue.run = [self](std::function<void()> work) { self->short_work_->Schedule(std::move(work)); };
   self->reads_ = std::make_unique<ThreadPool>(kReadThreads);
+  self->read_backs_ = std::make_unique<ThreadPool>(kReadBackThreads);
   queue.run_reads = [self](std::function<void()> work) { self->reads_->Schedule(std::move(work)); };
   queue.remove_file = [self](const std::string& path) {
     if (const absl::Status removed = RemoveFile(path); !removed.ok() && self->options_.log) self->options_.log(removed.ToString());
@@ -215,6 +216,7 @@ Coordinator::~Coordinator() {
   long_work_.reset();
   queue_.reset();
   reads_.reset();
+  read_backs_.reset();
   short_work_.reset();
 }
 

@@ -180,6 +180,8 @@ class Coordinator {
 
   std::unique_ptr<ThreadPool> short_work_;  // commits of workers
   std::unique_ptr<ThreadPool> reads_;       // of what answers need: not behind a commit that waits for its file to show
+  // Of committed files that an audit has confirmed: clients do not wait behind them.
+  std::unique_ptr<ThreadPool> read_backs_;
   std::unique_ptr<JobQueue> queue_;
   std::unique_ptr<ThreadPool> long_work_;
   std::unique_ptr<Ticker> ticker_;

@@ -37,6 +37,7 @@
 #include "daemon/rpc/server.h"
 #include "daemon/rpc/status.h"
 #include "daemon/rpc/test_error_info.h"
+#include "daemon/rpc/test_result.h"
 #include "grpcpp/grpcpp.h"
 #include "nlohmann/json.hpp"
 #include "quant/numerics_version.h"
@@ -236,25 +237,7 @@ class CoordinatorTest : public testing::Test {
     std::string content = shard.header();
     content.resize(shard.file_size());
     EXPECT_THAT(WriteFileDurably(attempt.output_path(), content), IsOk());
-    AttemptStatus status;
-    *status.mutable_id() = attempt.id();
-    status.set_state(AttemptStatus::COMPLETED);
-    quern::v1::TaskResult& result = *status.mutable_result();
-    result.set_file_size(content.size());
-    result.set_sha256(Sha256Of(content));
-    result.set_header_sha256(Sha256Of(shard.header()));
-    for (const quern::v1::ShardUnit& unit : shard.units()) {
-      if (unit.has_generate()) continue;
-      quern::v1::ViewDigest& digest = *result.add_source_digests();
-      digest.set_tensor(unit.has_copy() ? unit.copy().source().tensor() : unit.quantize().weight().tensor());
-      digest.set_digest(std::string(16, 'd'));
-      if (!unit.has_quantize()) continue;
-      quern::v1::ModuleError& error = *result.add_errors();
-      error.set_module(unit.quantize().module());
-      error.set_count(unit.quantize().weight().rows() * unit.quantize().weight().cols());
-      error.set_sum_squares(1);
-    }
-    return status;
+    return CompletedWith(attempt, content);
   }
 
   // Runs so many tasks and takes no more.
@@ -1499,6 +1482,20 @@ TEST_F(UnixSocketTest, OtherFilesAndLongPathsAreRefused) {
   EXPECT_THAT(PrepareUnixSocket(path_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no socket")));
   EXPECT_THAT(PrepareUnixSocket(JoinPath(directory_->path(), std::string(120, 'x'))), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(PrepareUnixSocket(JoinPath(directory_->path(), "none/s.sock")), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST(CheckContentTest, WholeFileIsReadUntilItIsToStop) {
+  QUERN_ASSERT_OK_AND_ASSIGN(const TempDir directory, TempDir::Make("quern-content-test"));
+  const std::string path = JoinPath(directory.path(), "file");
+  const std::string content((3 << 20) + 5, 'x');
+  QUERN_ASSERT_OK(WriteFileDurably(path, content));
+  int asked = 0;
+  const auto go_on = [&] { return ++asked < 0; };
+  QUERN_EXPECT_OK(CheckContent(path, Sha256Of(content), go_on));
+  EXPECT_EQ(asked, 4);
+  EXPECT_THAT(CheckContent(path, Sha256Of("other"), go_on), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("not")));
+  EXPECT_THAT(CheckContent(path, Sha256Of(content), [&] { return ++asked > 0; }), StatusIs(absl::StatusCode::kCancelled, testing::_));
+  EXPECT_EQ(asked, 9) << "it stops where it is";
 }
 
 }  // namespace

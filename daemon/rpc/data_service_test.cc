@@ -22,6 +22,7 @@
 #include "daemon/queue/job_store.h"
 #include "daemon/rpc/server.h"
 #include "daemon/rpc/test_error_info.h"
+#include "daemon/rpc/test_result.h"
 #include "grpcpp/grpcpp.h"
 #include "quant/numerics_version.h"
 #include "quern/v1/jobs.grpc.pb.h"
@@ -239,25 +240,6 @@ class DataServiceTest : public testing::Test {
     std::string content = attempt.spec().write_shard().header();
     content.resize(attempt.spec().write_shard().file_size(), 'w');
     return content;
-  }
-  static AttemptStatus Completed(const DesiredAttempt& attempt, const std::string& content) {
-    AttemptStatus status;
-    *status.mutable_id() = attempt.id();
-    status.set_state(AttemptStatus::COMPLETED);
-    quern::v1::TaskResult& result = *status.mutable_result();
-    result.set_file_size(content.size());
-    result.set_sha256(Sha256Of(content));
-    result.set_header_sha256(Sha256Of(attempt.spec().write_shard().header()));
-    for (const quern::v1::ShardUnit& unit : attempt.spec().write_shard().units()) {
-      quern::v1::ViewDigest& digest = *result.add_source_digests();
-      digest.set_tensor(unit.has_copy() ? unit.copy().source().tensor() : unit.quantize().weight().tensor());
-      digest.set_digest(std::string(16, 'd'));
-      if (!unit.has_quantize()) continue;
-      quern::v1::ModuleError& error = *result.add_errors();
-      error.set_module(unit.quantize().module());
-      error.set_count(unit.quantize().weight().rows() * unit.quantize().weight().cols());
-    }
-    return status;
   }
   void SendWhole(const DesiredAttempt& attempt, const std::string& content) {
     Upload upload(data_.get(), attempt.id(), content.size(), 0, content.size());
@@ -495,7 +477,7 @@ TEST_F(DataServiceTest, ResultOfAJobIsListedAndRead) {
     const std::string content = Shard(attempt);
     SendWhole(attempt, content);
     request = Worker();
-    *request.add_attempts() = Completed(attempt, content);
+    *request.add_attempts() = CompletedWith(attempt, content);
   }
   request.set_slots(0);
   Sync(request);
