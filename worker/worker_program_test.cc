@@ -207,6 +207,7 @@ TEST_F(WorkerProgramTest, SaysWhoItIs) {
       coordinator_->WaitFor([](const quern::v1::SynchronizeRequest& request) { return request.worker() == "node7"; });
   EXPECT_EQ(request.incarnation().size(), 36u);
   EXPECT_FALSE(request.host().empty());
+  EXPECT_EQ(request.machine().size(), 16) << request.machine();
   EXPECT_EQ(request.numerics_version(), quant::kNumericsVersion);
   EXPECT_EQ(request.slots(), 1u);
   EXPECT_EQ(request.threads(), 3u);

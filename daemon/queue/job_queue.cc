@@ -935,7 +935,13 @@ void JobQueue::FinishReadBack(const AttemptRef& ref, const quern::v1::TaskResult
     EndRightAudit(ref, result);
     FailStored(*FindJob(ref.job), ref.task, worker, stored);
   } else if (!absl::IsCancelled(stored)) {
-    HandleFailure(ref, quern::v1::IO_ERROR, absl::StrCat("this coordinator cannot read the committed file back: ", stored.message()));
+    // Of the task, and not of the worker, which has done its part.
+    const std::string message = absl::StrCat("this coordinator cannot read the committed file back: ", stored.message());
+    JobState& job = *FindJob(ref.job);
+    const bool counts = attempt->record.state() != quern::v1::Attempt::LOST && CountsFailures(ref);
+    if (counts) NoteTrouble(job, ref.task, RunnerOf(attempt->record), job.tasks[ref.task].record.failures() + 1);
+    EndAttempt(ref, quern::v1::Attempt::FAILED, "IO_ERROR", message);
+    if (counts) CountFailure(job, ref.task, "IO_ERROR", message);
   }
 }
 

@@ -624,6 +624,8 @@ TEST_F(AuditTest, FileThatCannotBeReadBackIsNoWordOnItsWorker) {
   CompleteAndRest(Worker("b"), audit[0].id());
   EXPECT_EQ(Get(job).state(), Job::RUNNING);
   EXPECT_EQ(Get(job).progress().tasks_done(), 1) << "what was committed stays";
+  EXPECT_EQ(WorkerNamed("b").failures_in_a_row(), 0);
+  EXPECT_EQ(Tasks(job)[0].failures(), 1);
   stored_ = absl::OkStatus();
   const auto again = Grants(Worker("c"));
   ASSERT_THAT(again, SizeIs(1));

@@ -50,6 +50,7 @@ class WorkerStateTest : public ::testing::Test {
     info.name = "w";
     info.incarnation = "uuid";
     info.host = "h";
+    info.machine = "m";
     info.version = "1";
     info.numerics_version = 9;
     info.slots = 1;
@@ -87,6 +88,7 @@ TEST_F(WorkerStateTest, FirstCallIsDueAtOnceAndSaysWhoItIs) {
   EXPECT_EQ(request.worker(), "w");
   EXPECT_EQ(request.incarnation(), "uuid");
   EXPECT_EQ(request.host(), "h");
+  EXPECT_EQ(request.machine(), "m");
   EXPECT_EQ(request.version(), "1");
   EXPECT_EQ(request.numerics_version(), 9u);
   EXPECT_EQ(request.slots(), 1u);
