@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 #include <poll.h>
@@ -14,7 +13,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -27,6 +25,8 @@ namespace {
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveProbes = 2;
+constexpr size_t kRecordSize = 17 << 10;  // of TLS, at most
+constexpr size_t kLargestLowWater = 96 << 10;
 constexpr absl::Duration kWantedPoll = absl::Milliseconds(50);
 
 // For TCP; a unix socket takes none of it, and needs none.
@@ -46,37 +46,6 @@ absl::Status TooLong(absl::Duration patience) {
   return absl::DeadlineExceededError(absl::StrCat("nothing has moved on the data connection for ", absl::FormatDuration(patience)));
 }
 
-// OpenSSL's own socket BIO raises SIGPIPE.
-int SocketOf(BIO* bio) { return static_cast<int>(reinterpret_cast<intptr_t>(BIO_get_data(bio))); }
-int SocketWrite(BIO* bio, const char* data, int size) {
-  const ssize_t n = send(SocketOf(bio), data, size, MSG_NOSIGNAL);
-  BIO_clear_retry_flags(bio);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_write(bio);
-  return static_cast<int>(n);
-}
-int SocketRead(BIO* bio, char* data, int size) {
-  const ssize_t n = recv(SocketOf(bio), data, size, 0);
-  BIO_clear_retry_flags(bio);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
-  return static_cast<int>(n);
-}
-long SocketControl(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
-
-BIO* NewSocketBio(int socket) {
-  static BIO_METHOD* const method = [] {
-    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket without SIGPIPE");
-    BIO_meth_set_write(made, SocketWrite);
-    BIO_meth_set_read(made, SocketRead);
-    BIO_meth_set_ctrl(made, SocketControl);
-    return made;
-  }();
-  BIO* const bio = BIO_new(method);
-  if (bio == nullptr) return nullptr;
-  BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(socket)));
-  BIO_set_init(bio, 1);
-  return bio;
-}
-
 bool ExpectHost(SSL* tls, const std::string& host) {
   in6_addr address;
   if (inet_pton(AF_INET, host.c_str(), &address) == 1 || inet_pton(AF_INET6, host.c_str(), &address) == 1) {
@@ -87,7 +56,8 @@ bool ExpectHost(SSL* tls, const std::string& host) {
 
 }  // namespace
 
-LinkConnection::LinkConnection(UniqueFd socket, absl::Duration patience) : socket_(std::move(socket)), patience_(patience) {
+LinkConnection::LinkConnection(UniqueFd socket, absl::Duration patience)
+    : socket_(std::move(socket)), patience_(patience), tls_socket_(socket_.get()) {
   fcntl(socket_.get(), F_SETFL, fcntl(socket_.get(), F_GETFL) | O_NONBLOCK);
   SetOptions(socket_.get(), patience);
 }
@@ -117,7 +87,7 @@ absl::Status LinkConnection::Handshake(SSL_CTX* context, absl::Duration within, 
   {
     MutexLock lock(&tls_mutex_);
     tls_.reset(SSL_new(context));
-    BIO* const bio = NewSocketBio(socket_.get());
+    BIO* const bio = tls_socket_.NewBio();
     if (tls_ == nullptr || bio == nullptr) {
       BIO_free(bio);
       return absl::ResourceExhaustedError("there is no memory for a TLS connection");
@@ -132,10 +102,13 @@ absl::Status LinkConnection::Handshake(SSL_CTX* context, absl::Duration within, 
       MutexLock lock(&tls_mutex_);
       ERR_clear_error();
       const int result = SSL_do_handshake(tls_.get());
-      if (result == 1) return absl::OkStatus();
-      const long verified = SSL_get_verify_result(tls_.get());
       step = TlsStep(result, "the TLS handshake failed");
-      if (step.status.ok() && step.want == Want::kNothing) step.status = Ended();
+      if (result == 0 && step.status.ok()) step.status = Ended();
+      // Also an alert, that tells the other side why.
+      const Step flushed = FlushTls();
+      if (step.status.ok() && (!flushed.status.ok() || flushed.want != Want::kNothing)) step = flushed;
+      if (step.status.ok() && step.want == Want::kNothing) return absl::OkStatus();
+      const long verified = SSL_get_verify_result(tls_.get());
       if (!step.status.ok() && verified != X509_V_OK) {
         return absl::UnavailableError(
             absl::StrCat("the certificate of the other side is refused: ", X509_verify_cert_error_string(verified)));
@@ -169,6 +142,11 @@ LinkConnection::Step LinkConnection::TlsStep(int result, const char* what) {
       return {.moved = 0, .want = Want::kNothing, .status = ended ? Ended() : Broken(absl::StrCat(what, ": ", text.data()))};
     }
   }
+}
+
+LinkConnection::Step LinkConnection::FlushTls() {
+  if (const int error = tls_socket_.Flush(); error != 0) return {.moved = 0, .want = Want::kNothing, .status = Broken(strerror(error))};
+  return {.moved = 0, .want = tls_socket_.has_output() ? Want::kWrite : Want::kNothing, .status = {}};
 }
 
 LinkConnection::Step LinkConnection::TryRead(void* data, size_t size) {
@@ -208,10 +186,19 @@ absl::StatusOr<bool> LinkConnection::WaitFor(Want want, absl::Duration within) {
   }
 }
 
+void LinkConnection::SetLowWater(size_t bytes) {
+  if (bytes == low_water_) return;
+  low_water_ = bytes;
+  const int value = static_cast<int>(bytes);
+  setsockopt(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, &value, sizeof(value));  // a hint
+}
+
 absl::Status LinkConnection::Write(const void* data, size_t size) {
-  for (const char* at = static_cast<const char*>(data); size > 0;) {
-    const Step step = TryWrite(at, size);
+  const char* at = static_cast<const char*>(data);
+  while (true) {
+    const Step step = size > 0 ? TryWrite(at, size) : FlushWritten();
     QUERN_RETURN_IF_ERROR(step.status);
+    if (size == 0 && step.want == Want::kNothing) return absl::OkStatus();
     at += step.moved;
     size -= step.moved;
     if (step.moved > 0) continue;
@@ -219,7 +206,12 @@ absl::Status LinkConnection::Write(const void* data, size_t size) {
     QUERN_ASSIGN_OR_RETURN(const bool ready, WaitFor(step.want, patience_));
     if (!ready) return TooLong(patience_);
   }
-  return absl::OkStatus();
+}
+
+LinkConnection::Step LinkConnection::FlushWritten() {
+  if (!is_tls_) return {};
+  MutexLock lock(&tls_mutex_);
+  return FlushTls();
 }
 
 absl::StatusOr<bool> LinkConnection::Read(void* data, size_t size) {
@@ -232,6 +224,9 @@ absl::StatusOr<bool> LinkConnection::Read(void* data, size_t size) {
       if (have == 0) return false;
       return Ended();
     }
+    // TLS may hold up to a record of it already.
+    const size_t left = size - have;
+    SetLowWater(left > 2 * kRecordSize ? std::min(left - kRecordSize, kLargestLowWater) : 1);
     QUERN_ASSIGN_OR_RETURN(const bool ready, WaitFor(step.want, patience_));
     if (!ready) return TooLong(patience_);
   }
@@ -241,8 +236,9 @@ absl::StatusOr<bool> LinkConnection::Read(void* data, size_t size) {
 absl::StatusOr<bool> LinkConnection::Await(absl::Duration within) {
   if (is_tls_) {
     MutexLock lock(&tls_mutex_);
-    if (SSL_pending(tls_.get()) > 0) return true;
+    if (tls_socket_.has_input() || SSL_has_pending(tls_.get()) == 1) return true;
   }
+  SetLowWater(1);
   return WaitFor(Want::kRead, within);
 }
 
@@ -252,7 +248,9 @@ void LinkConnection::Finish(absl::Duration within) {
   if (is_tls_) {
     MutexLock lock(&tls_mutex_);
     ERR_clear_error();
-    SSL_shutdown(tls_.get());  // the peer may be gone
+    // The peer may be gone.
+    SSL_shutdown(tls_.get());
+    tls_socket_.Flush();
     ERR_clear_error();
   }
   if (shutdown(socket_.get(), SHUT_WR) != 0) return;

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/file.h"
+#include "base/link/socket_bio.h"
 #include "base/mutex.h"
 
 namespace quern {
@@ -59,9 +60,13 @@ class LinkConnection {
   };
   Step TryRead(void* data, size_t size);
   Step TryWrite(const void* data, size_t size);
+  Step FlushWritten();
   Step TlsStep(int result, const char* what) QUERN_REQUIRES(tls_mutex_);
+  Step FlushTls() QUERN_REQUIRES(tls_mutex_);
   // False when the time is over.
   absl::StatusOr<bool> WaitFor(Want want, absl::Duration within);
+  // For the reading thread: WaitFor(kRead) returns when so many bytes are there, and not at each packet, unless the peer ends its side.
+  void SetLowWater(size_t bytes);
   absl::Status Handshake(SSL_CTX* context, absl::Duration within, const std::function<bool()>& wanted,
                          const std::function<bool(SSL*)>& prepare);
 
@@ -70,8 +75,10 @@ class LinkConnection {
   };
   const UniqueFd socket_;
   const absl::Duration patience_;
-  bool is_tls_ = false;  // set before there are two threads
-  Mutex tls_mutex_;      // held for single steps, never while waiting
+  bool is_tls_ = false;   // set before there are two threads
+  size_t low_water_ = 1;  // of the reading thread
+  Mutex tls_mutex_;       // held for single steps, never while waiting
+  SocketBio tls_socket_ QUERN_GUARDED_BY(tls_mutex_);
   std::unique_ptr<SSL, FreeTls> tls_ QUERN_GUARDED_BY(tls_mutex_);
 };
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "base/digest.h"
+#include "base/direct_writer.h"
 #include "base/file.h"
 #include "base/link/frame.h"
 #include "base/status_macros.h"
@@ -139,8 +140,9 @@ class ShardTaker {
         return Tell(Kind::kFinished, turn_.size);
       }
       if (frame->kind != Kind::kChunk) return NotExpected(frame->kind);
-      data_.resize(frame->size);
-      QUERN_RETURN_IF_ERROR(ReadPayload(connection_, data_.data(), data_.size()));
+      if (data_ == nullptr) data_ = NewBlockBuffer(kLargestChunk);
+      if (data_ == nullptr) return absl::ResourceExhaustedError("the coordinator has no memory for another shard");
+      QUERN_RETURN_IF_ERROR(ReadPayload(connection_, data_.get(), frame->size));
       // What came while the attempt was fenced is not written.
       QUERN_RETURN_IF_ERROR(service_.FindAttempt(turn_.attempt, &key).status());
       QUERN_RETURN_IF_ERROR(TakeChunk(*frame));
@@ -149,13 +151,14 @@ class ShardTaker {
 
  private:
   absl::Status TakeChunk(const LinkFrame& frame) {
-    if (data_.empty()) return absl::InvalidArgumentError("a chunk of no bytes");
-    if (Xxh3Of(data_.data(), data_.size()) != frame.xxh3) {
+    const absl::string_view data(data_.get(), frame.size);
+    if (data.empty()) return absl::InvalidArgumentError("a chunk of no bytes");
+    if (Xxh3Of(data.data(), data.size()) != frame.xxh3) {
       return absl::AbortedError(absl::StrCat("the bytes at ", frame.offset, " do not have the digest that came with them"));
     }
-    QUERN_RETURN_IF_ERROR(turn_.upload->Write(turn_.turn, frame.offset, data_));
-    service_.bytes_received().Add(data_.size());
-    written_ += data_.size();
+    QUERN_RETURN_IF_ERROR(turn_.upload->Write(turn_.turn, frame.offset, data));
+    service_.bytes_received().Add(data.size());
+    written_ += data.size();
     if (written_ - synced_ < turn_.sync_every && written_ < turn_.size) return absl::OkStatus();
     QUERN_ASSIGN_OR_RETURN(synced_, turn_.upload->Sync(turn_.turn));
     return Tell(Kind::kDurable, synced_);
@@ -172,7 +175,7 @@ class ShardTaker {
   LinkConnection& connection_;
   uint64_t written_;
   uint64_t synced_;
-  std::string data_;
+  BlockBuffer data_;  // of one chunk
 };
 
 }  // namespace
