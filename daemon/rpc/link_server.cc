@@ -118,13 +118,9 @@ void LinkServer::Run(LinkConnection& connection, const std::string& name, bool s
     connection.Shutdown();
     return;
   }
-  absl::Status status = (*serve)(connection);
+  const absl::Status status = (*serve)(connection);
   // What it holds is given back before the peer hears of the end.
   *serve = nullptr;
-  {
-    MutexLock lock(&mutex_);
-    if (shut_down_ && !status.ok()) status = absl::UnavailableError("the coordinator is stopping");
-  }
   std::string end;
   AppendFrame({.kind = LinkFrame::Kind::kEnd}, ToErrorStatus(status), &end);
   if (connection.Write(end.data(), end.size()).ok()) connection.Finish(kFarewell);

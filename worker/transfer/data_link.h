@@ -2,6 +2,8 @@
 #ifndef QUERN_WORKER_TRANSFER_DATA_LINK_H_
 #define QUERN_WORKER_TRANSFER_DATA_LINK_H_
 
+#include <grpcpp/channel.h>
+
 #include <memory>
 #include <string>
 #include <utility>
