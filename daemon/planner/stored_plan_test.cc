@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_matchers.h"
 #include "checkpoint/checkpoint.h"
 #include "daemon/planner/planner.h"
@@ -742,6 +743,53 @@ TEST(StoredPlan, BlocksAsEarlyVersionsWroteThem) {
     AddFp8(source, "model.layers.0.mlp.up_proj", 256, 256, "weight_scale");
     source.Write();
     EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr(why))) << block;
+  }
+}
+
+// What compressed-tensors does with other shapes is an error or, where they happen to fit, another weight.
+TEST(StoredPlan, ScalesHaveTheShapeOfTheirReader) {
+  using Shape = std::vector<uint64_t>;
+  const auto problem = [](absl::string_view method, absl::string_view args, const TestTensor& weight, DType dtype, const Shape& scale) {
+    TestCheckpoint source("");
+    source.set_config(absl::StrCat("{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"", method,
+                                   "\", \"config_groups\": {\"g\": {\"targets\": [\"Linear\"], \"weights\": {", args, "}}}}}"));
+    source.Add(weight);
+    source.Add({"model.layers.0.mlp.up_proj.weight_scale", scale, dtype});
+    if (absl::EndsWith(weight.name, "packed")) {
+      source.Add({"model.layers.0.mlp.up_proj.weight_shape", {2}, DType::kI64, ShapeBytes(64, 128)});
+    }
+    source.Write();
+    return MakePlan(DequantizeJob(source.path()), false).status();
+  };
+  const TestTensor bytes{"model.layers.0.mlp.up_proj.weight", {64, 128}, DType::kI8};
+  const TestTensor packed{"model.layers.0.mlp.up_proj.weight_packed", {64, 16}, DType::kI32};
+  const TestTensor fp8{"model.layers.0.mlp.up_proj.weight", {64, 128}, DType::kF8E4M3};
+  const TestTensor mx{"model.layers.0.mlp.up_proj.weight_packed", {64, 64}, DType::kU8};
+  const char ct[] = "compressed-tensors";
+  struct Case {
+    const char* method;
+    const char* args;
+    const TestTensor& weight;
+    DType dtype;
+    std::vector<Shape> good, bad;
+  };
+  const std::vector<Shape> one = {{}, {1}, {1, 1}};
+  for (const Case& c : {
+           Case{ct, "\"num_bits\": 8, \"strategy\": \"channel\"", bytes, DType::kBF16, {{64, 1}}, {{64}, {1, 64}, {64, 1, 1}}},
+           Case{ct, "\"num_bits\": 8, \"strategy\": \"group\", \"group_size\": 32", bytes, DType::kBF16, {{64, 4}}, {{4, 64}, {256}}},
+           Case{ct, "\"num_bits\": 8, \"strategy\": \"tensor\"", bytes, DType::kBF16, one, {}},
+           Case{ct, "\"num_bits\": 4, \"strategy\": \"channel\"", packed, DType::kBF16, {{64, 1}}, {{64}, {1, 64}}},
+           Case{ct, "\"num_bits\": 8, \"type\": \"float\"", fp8, DType::kBF16, {{64, 1}, {}, {1}, {1, 1}}, {{64}, {1, 64}}},
+           Case{"modelopt", "\"num_bits\": 8, \"type\": \"float\"", fp8, DType::kF32, {{64}, {64, 1}, {}, {1}}, {{1, 64}}},
+           Case{"fp8", "\"num_bits\": 8, \"type\": \"float\"", fp8, DType::kBF16, {{64}, {64, 1}, {}, {1}}, {{1, 64}}},
+           Case{ct, "\"num_bits\": 4, \"type\": \"float\"", mx, DType::kU8, {{64, 4}}, {{4, 64}, {256}}},
+       }) {
+    for (const Shape& shape : c.good) QUERN_EXPECT_OK(problem(c.method, c.args, c.weight, c.dtype, shape));
+    for (const Shape& shape : c.bad) {
+      EXPECT_THAT(problem(c.method, c.args, c.weight, c.dtype, shape),
+                  StatusIs(kInvalid, HasSubstr(absl::StrCat("[", absl::StrJoin(shape, ", "), "]"))))
+          << c.method << " " << c.args;
+    }
   }
 }
 
