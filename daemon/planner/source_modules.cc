@@ -459,8 +459,10 @@ class Gatherer {
                         !absl::EndsWith(Info(*tensor).name, "bias");
       if (!flat && (dimensions < 3 || !(experts || blocks))) return false;
       module.is_stack = true;
-      module.unreadable = "its layout is not known";
       module.described = !IsPlainDType(Info(*tensor).dtype);
+      module.unreadable = module.described ? absl::StrCat("codes of several experts in one tensor of ", DTypeName(Info(*tensor).dtype),
+                                                          ", whose layout is not known")
+                                           : "its layout is not known";
       for (const auto& [parameter, index] : parts) module.tensors.push_back(index);
       return true;
     }

@@ -292,6 +292,20 @@ TEST(StoredPlan, CodesUnderNamesThatNoRuleKnowsAreRefusedWhereTheSourceIsQuantiz
   }
 }
 
+TEST(StoredPlan, StacksOfCodesAreCalledThatTargetedOrNot) {
+  TestCheckpoint source("mystery_moe");
+  source.Add({"model.layers.0.mlp.experts.gate_up_proj", {4, 64, 64}, DType::kF8E4M3});
+  source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+  source.Write();
+  for (const char* target : {"routed_experts", "attention"}) {
+    EXPECT_THAT(
+        MakePlan(QuantizeJob(source.path(), absl::StrCat("{scheme: FP8_DYNAMIC, targets: [", target, "]}")), false),
+        StatusIs(kInvalid, AllOf(HasSubstr("in a quantized format that cannot be read (codes of several experts in one tensor of F8_E4M3"),
+                                 Not(HasSubstr("cannot be cut")))))
+        << target;
+  }
+}
+
 TEST(StoredPlan, WhatDescribesAStackThatIsPlainIsDropped) {
   for (const char* suffix : {"scale", "scales", "weight_scale", "scale_inv"}) {
     TestCheckpoint source("");
