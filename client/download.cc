@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -35,7 +37,7 @@ using quern::v1::ListResultResponse;
 
 constexpr absl::string_view kPart = ".part";
 constexpr absl::Duration kConnectPatience = absl::Seconds(5);
-constexpr absl::Duration kInterruptPoll = absl::Milliseconds(200);
+constexpr std::chrono::milliseconds kInterruptPoll(50);
 
 class RemoteResultSource : public ResultSource {
  public:
@@ -67,25 +69,29 @@ class RemoteResultSource : public ResultSource {
     QUERN_RETURN_IF_ERROR(
         CallInterruptibly(*interrupt_, [&](grpc::ClientContext* context) { return stub_->ReadResult(context, request, &response); }));
     QUERN_ASSIGN_OR_RETURN(const std::unique_ptr<LinkConnection> connection, dialer_.Dial(response.ticket(), kConnectPatience, wanted));
-    for (absl::Duration silent; silent < kLinkPatience;) {
-      if (interrupt_->requested()) return absl::CancelledError("interrupted");
-      QUERN_ASSIGN_OR_RETURN(const bool there, connection->Await(kInterruptPoll));
-      silent = there ? absl::ZeroDuration() : silent + kInterruptPoll;
-      if (!there) continue;
-      QUERN_ASSIGN_OR_RETURN(const std::optional<LinkFrame> frame, ReadFrameHead(*connection));
+    std::future<absl::Status> reading = std::async(std::launch::async, [&] { return ReadChunks(*connection, take); });
+    while (reading.wait_for(kInterruptPoll) != std::future_status::ready) {
+      if (interrupt_->requested()) connection->Shutdown();
+    }
+    const absl::Status status = reading.get();
+    return interrupt_->requested() ? absl::CancelledError("interrupted") : status;
+  }
+
+ private:
+  absl::Status ReadChunks(LinkConnection& connection, const std::function<absl::Status(ResultChunk&)>& take) {
+    while (true) {
+      QUERN_ASSIGN_OR_RETURN(const std::optional<LinkFrame> frame, ReadFrameHead(connection));
       if (!frame.has_value()) return absl::UnavailableError("the coordinator ended the connection");
       chunk_.data.resize(frame->size);
-      QUERN_RETURN_IF_ERROR(ReadPayload(*connection, chunk_.data.data(), chunk_.data.size()));
+      QUERN_RETURN_IF_ERROR(ReadPayload(connection, chunk_.data.data(), chunk_.data.size()));
       if (frame->kind == LinkFrame::Kind::kEnd) return FromErrorStatus(chunk_.data);
       if (frame->kind != LinkFrame::Kind::kChunk) return absl::AbortedError("what came is no part of a file");
       chunk_.offset = frame->offset;
       chunk_.xxh3 = frame->xxh3;
       QUERN_RETURN_IF_ERROR(take(chunk_));
     }
-    return absl::UnavailableError("the coordinator is silent");
   }
 
- private:
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<quern::v1::Data::StubInterface> stub_;
   LinkDialer dialer_;
