@@ -23,7 +23,7 @@ absl::StatusOr<uint64_t> ParseByteSize(absl::string_view text) {
     for (const auto& [name, factor] : kUnits) {
       if (unit != name) continue;
       const double bytes = number * factor;
-      if (bytes >= 0x1p63) break;
+      if (bytes >= 0x1p63) return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is too large: a size is below 8388608TiB"));
       return static_cast<uint64_t>(std::llround(bytes));
     }
   }

@@ -15,7 +15,8 @@ inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 // Accepts a decimal number, with a fraction if wanted, and a unit: none or B; KiB MiB GiB TiB (powers of 1024); kB KB MB GB TB
-// (powers of 1000). Case of the unit is ignored, spaces before it allowed. INVALID_ARGUMENT names the text and the units known.
+// (powers of 1000). Case of the unit is ignored, spaces before it allowed. INVALID_ARGUMENT names the text, with an example
+// of a size, or says that it is too large: 2^63 bytes and more.
 absl::StatusOr<uint64_t> ParseByteSize(absl::string_view text);
 
 // Three significant figures in binary units: "512 MiB", "1.07 GiB", "17 B".

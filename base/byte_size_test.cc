@@ -16,9 +16,17 @@ TEST(ByteSizeTest, BinaryAndDecimalUnits) {
 }
 
 TEST(ByteSizeTest, RefusesWhatIsNoSize) {
-  for (const char* text : {"", "MiB", "-1", "1XB", "12parsecs", "1e99TiB", "99999999999TiB", "1.2.3"}) {
-    EXPECT_THAT(ParseByteSize(text), StatusIs(absl::StatusCode::kInvalidArgument)) << text;
+  for (const char* text : {"", "MiB", "-1", "1XB", "12parsecs", "1e99TiB", "1.2.3"}) {
+    EXPECT_THAT(ParseByteSize(text), StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr("is no size in bytes"))) << text;
   }
+}
+
+TEST(ByteSizeTest, WhatIsTooLargeIsToldAsThat) {
+  for (const std::string& text : {std::string("99999999999TiB"), std::string("99999999999999999999GiB"), std::string("9223372036854775808"),
+                                  std::string("8388608 TiB"), std::string(400, '9')}) {
+    EXPECT_THAT(ParseByteSize(text), StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr("is too large"))) << text;
+  }
+  EXPECT_THAT(ParseByteSize("8388607TiB"), IsOkAndHolds(uint64_t{8388607} << 40));
 }
 
 TEST(ByteSizeTest, FormatsThreeFigures) {

@@ -1,11 +1,11 @@
 #include "base/digest.h"
 
 #include <openssl/evp.h>
-#include <xxhash.h>
 
 #include <cstdlib>
 
 #include "absl/strings/escaping.h"
+#include "base/xxh3.h"
 
 namespace quern {
 

@@ -19,15 +19,17 @@ namespace {
 constexpr uint64_t kBuffer = kMiB;
 
 // Direct writes need memory at a multiple of a block. One a thread: files may be many, and those that write them few.
-char* AlignedBuffer() {
-  struct Free {
-    void operator()(char* buffer) const { free(buffer); }
-  };
-  thread_local const std::unique_ptr<char, Free> buffer(static_cast<char*>(aligned_alloc(DirectWriter::kBlock, kBuffer)));
+char* OwnBuffer() {
+  thread_local const BlockBuffer buffer = NewBlockBuffer(kBuffer);
   return buffer.get();
 }
 
 }  // namespace
+
+BlockBuffer NewBlockBuffer(size_t size) {
+  return BlockBuffer(static_cast<char*>(
+      aligned_alloc(DirectWriter::kBlock, (size + DirectWriter::kBlock - 1) / DirectWriter::kBlock * DirectWriter::kBlock)));
+}
 
 bool DirectWriter::SetDirect(int fd, bool direct) {
   if (direct == direct_) return true;
@@ -48,11 +50,12 @@ absl::Status DirectWriter::WriteThrough(int fd, uint64_t offset, const char* dat
 
 absl::Status DirectWriter::Write(int fd, uint64_t offset, const void* data, size_t size, absl::string_view path) {
   const char* from = static_cast<const char*>(data);
-  char* const buffer = refused_ ? nullptr : AlignedBuffer();
+  char* const buffer = refused_ ? nullptr : OwnBuffer();
   while (buffer != nullptr && offset % kBlock == 0 && size >= kBlock && SetDirect(fd, true)) {
     const size_t part = std::min<size_t>(kBuffer, size / kBlock * kBlock);
-    memcpy(buffer, from, part);
-    const ssize_t written = pwrite(fd, buffer, part, static_cast<off_t>(offset));
+    const bool aligned = reinterpret_cast<uintptr_t>(from) % kBlock == 0;
+    if (!aligned) memcpy(buffer, from, part);
+    const ssize_t written = pwrite(fd, aligned ? from : buffer, part, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EINVAL) {
       refused_ = true;

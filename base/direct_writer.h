@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -29,6 +31,13 @@ class DirectWriter {
   bool direct_ = false;
   bool refused_ = false;
 };
+
+// Memory at a multiple of a block: what is written from its beginning is not copied first. nullptr: there is none.
+struct FreeBlockBuffer {
+  void operator()(char* buffer) const { free(buffer); }
+};
+using BlockBuffer = std::unique_ptr<char, FreeBlockBuffer>;
+BlockBuffer NewBlockBuffer(size_t size);
 
 }  // namespace quern
 

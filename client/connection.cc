@@ -12,7 +12,6 @@
 #include "base/byte_size.h"
 #include "base/channel/await_connected.h"
 #include "base/channel/deadline.h"
-#include "base/data_plane.h"
 #include "base/endpoint.h"
 #include "base/status_macros.h"
 #include "base/worker_name.h"
@@ -37,6 +36,13 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
+absl::Status FromErrorStatus(const std::string& serialized) {
+  if (serialized.empty()) return absl::OkStatus();
+  quern::v1::ErrorStatus error;
+  if (!error.ParseFromString(serialized)) return absl::UnavailableError("the coordinator's last word is garbled");
+  return FromGrpc(grpc::Status(static_cast<grpc::StatusCode>(error.code()), error.message(), serialized));
+}
+
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(64 * kMiB);
@@ -45,9 +51,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Cha
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(kMiB));
   // A coordinator stands on this machine or in this network.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Results are streamed.
-  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindow);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameSize);
   // A restarted daemon is found again soon.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);

@@ -21,6 +21,8 @@ inline constexpr char kDefaultServer[] = "unix:/run/quern/quern.sock";
 
 // Code and message; the two enumerations agree in their numbers.
 absl::Status FromGrpc(const grpc::Status& status);
+// Likewise, of a serialized quern.v1.ErrorStatus, with which a data connection ends; empty: OK.
+absl::Status FromErrorStatus(const std::string& serialized);
 
 // A channel with Quern's limits (messages of up to 64 MiB, no HTTP proxy). Does not connect yet.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const ChannelSecurity& security = {});

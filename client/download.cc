@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -22,6 +24,8 @@
 #include "base/digest.h"
 #include "base/direct_writer.h"
 #include "base/file.h"
+#include "base/link/dial.h"
+#include "base/link/frame.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "client/connection.h"
@@ -29,16 +33,21 @@
 namespace quern::client {
 namespace {
 
-using quern::v1::Chunk;
 using quern::v1::ListResultResponse;
 
 constexpr absl::string_view kPart = ".part";
 constexpr absl::Duration kConnectPatience = absl::Seconds(5);
+constexpr std::chrono::milliseconds kInterruptPoll(50);
 
-class GrpcResultSource : public ResultSource {
+class RemoteResultSource : public ResultSource {
  public:
-  GrpcResultSource(std::shared_ptr<grpc::Channel> channel, std::string job, Interrupt* interrupt)
-      : channel_(std::move(channel)), stub_(quern::v1::Data::NewStub(channel_)), job_(std::move(job)), interrupt_(interrupt) {}
+  RemoteResultSource(std::shared_ptr<grpc::Channel> channel, const std::string& server, const TlsFiles& tls, std::string job,
+                     Interrupt* interrupt)
+      : channel_(std::move(channel)),
+        stub_(quern::v1::Data::NewStub(channel_)),
+        dialer_(server, tls),
+        job_(std::move(job)),
+        interrupt_(interrupt) {}
 
   absl::StatusOr<ListResultResponse> List() override {
     quern::v1::ListResultRequest request;
@@ -49,32 +58,46 @@ class GrpcResultSource : public ResultSource {
     return response;
   }
 
-  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(Chunk&)>& take) override {
+  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(ResultChunk&)>& take) override {
     quern::v1::ReadResultRequest request;
     request.set_job(job_);
     request.set_name(name);
     request.set_offset(offset);
-    AwaitConnected(*channel_, kConnectPatience, [this] { return !interrupt_->requested(); });
-    absl::Status taken;
-    const absl::Status ended = CallInterruptibly(*interrupt_, [&](grpc::ClientContext* context) {
-      const auto stream = stub_->ReadResult(context, request);
-      quern::v1::ReadResultResponse response;
-      while (taken.ok() && stream->Read(&response)) taken = take(*response.mutable_chunk());
-      if (!taken.ok()) {
-        context->TryCancel();
-        while (stream->Read(&response)) {
-        }
-      }
-      return stream->Finish();
-    });
-    return taken.ok() ? ended : taken;
+    quern::v1::ReadResultResponse response;
+    const auto wanted = [this] { return !interrupt_->requested(); };
+    AwaitConnected(*channel_, kConnectPatience, wanted);
+    QUERN_RETURN_IF_ERROR(
+        CallInterruptibly(*interrupt_, [&](grpc::ClientContext* context) { return stub_->ReadResult(context, request, &response); }));
+    QUERN_ASSIGN_OR_RETURN(const std::unique_ptr<LinkConnection> connection, dialer_.Dial(response.ticket(), kConnectPatience, wanted));
+    std::future<absl::Status> reading = std::async(std::launch::async, [&] { return ReadChunks(*connection, take); });
+    while (reading.wait_for(kInterruptPoll) != std::future_status::ready) {
+      if (interrupt_->requested()) connection->Shutdown();
+    }
+    const absl::Status status = reading.get();
+    return interrupt_->requested() ? absl::CancelledError("interrupted") : status;
   }
 
  private:
+  absl::Status ReadChunks(LinkConnection& connection, const std::function<absl::Status(ResultChunk&)>& take) {
+    while (true) {
+      QUERN_ASSIGN_OR_RETURN(const std::optional<LinkFrame> frame, ReadFrameHead(connection));
+      if (!frame.has_value()) return absl::UnavailableError("the coordinator ended the connection");
+      chunk_.data.resize(frame->size);
+      QUERN_RETURN_IF_ERROR(ReadPayload(connection, chunk_.data.data(), chunk_.data.size()));
+      if (frame->kind == LinkFrame::Kind::kEnd) return FromErrorStatus(chunk_.data);
+      if (frame->kind != LinkFrame::Kind::kChunk) return absl::AbortedError("what came is no part of a file");
+      chunk_.offset = frame->offset;
+      chunk_.xxh3 = frame->xxh3;
+      QUERN_RETURN_IF_ERROR(take(chunk_));
+    }
+  }
+
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<quern::v1::Data::StubInterface> stub_;
+  LinkDialer dialer_;
   const std::string job_;
   Interrupt* const interrupt_;
+  ResultChunk chunk_;  // its memory is used again
 };
 
 // Names come from another machine: they stay below the directory.
@@ -240,7 +263,7 @@ class FileDownload {
     absl::Duration moved = options_.clock->Monotonic();
     progress_(have_);
     while (have_ < file_.size()) {
-      const absl::Status status = source_.Read(file_.name(), have_, [&](Chunk& chunk) {
+      const absl::Status status = source_.Read(file_.name(), have_, [&](ResultChunk& chunk) {
         QUERN_RETURN_IF_ERROR(Take(chunk));
         pause = options_.first_pause;
         moved = options_.clock->Monotonic();
@@ -250,7 +273,7 @@ class FileDownload {
       QUERN_RETURN_IF_ERROR(written_);
       if (have_ == file_.size()) break;
       if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsInternal(status) && !absl::IsUnknown(status) &&
-          !absl::IsAborted(status)) {
+          !absl::IsAborted(status) && !absl::IsDeadlineExceeded(status)) {
         return status;
       }
       if (options_.clock->Monotonic() - moved >= options_.give_up) {
@@ -264,9 +287,9 @@ class FileDownload {
     return absl::OkStatus();
   }
 
-  absl::Status Take(Chunk& chunk) {
-    std::string& data = *chunk.mutable_data();
-    if (chunk.offset() != have_ || data.empty() || data.size() > file_.size() - have_ || Xxh3Of(data.data(), data.size()) != chunk.xxh3()) {
+  absl::Status Take(ResultChunk& chunk) {
+    std::string& data = chunk.data;
+    if (chunk.offset != have_ || data.empty() || data.size() > file_.size() - have_ || Xxh3Of(data.data(), data.size()) != chunk.xxh3) {
       return absl::AbortedError(absl::StrCat(file_.name(), ": the bytes at ", have_, " came garbled"));
     }
     writing_.Wait();
@@ -298,8 +321,9 @@ class FileDownload {
 
 }  // namespace
 
-std::unique_ptr<ResultSource> NewResultSource(std::shared_ptr<grpc::Channel> channel, std::string job, Interrupt* interrupt) {
-  return std::make_unique<GrpcResultSource>(std::move(channel), std::move(job), interrupt);
+std::unique_ptr<ResultSource> NewResultSource(std::shared_ptr<grpc::Channel> channel, const std::string& server, const TlsFiles& tls,
+                                              std::string job, Interrupt* interrupt) {
+  return std::make_unique<RemoteResultSource>(std::move(channel), server, tls, std::move(job), interrupt);
 }
 
 absl::StatusOr<ListResultResponse> Download(ResultSource& source, const std::string& directory, const DownloadOptions& options) {

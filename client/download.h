@@ -11,10 +11,18 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/tls_files.h"
 #include "client/interrupt.h"
 #include "quern/v1/data.grpc.pb.h"
 
 namespace quern::client {
+
+// Bytes of a file as they came.
+struct ResultChunk {
+  uint64_t offset = 0;
+  uint64_t xxh3 = 0;  // XXH3-64 of the bytes before they were sent
+  std::string data;
+};
 
 // Where results come from. All methods block.
 class ResultSource {
@@ -23,11 +31,12 @@ class ResultSource {
   virtual absl::StatusOr<quern::v1::ListResultResponse> List() = 0;
   // Calls `take` with the chunks of a file from `offset` on, in order, until its end, an error of `take`, which is returned, or one of the
   // link. `take` may keep a chunk's bytes and leave others in their place.
-  virtual absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(quern::v1::Chunk&)>& take) = 0;
+  virtual absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(ResultChunk&)>& take) = 0;
 };
 
-// `interrupt` outlives it. An interrupt ends what blocks with CANCELLED.
-std::unique_ptr<ResultSource> NewResultSource(std::shared_ptr<grpc::Channel> channel, std::string job, Interrupt* interrupt);
+// `channel` is to `server`. `interrupt` outlives it. An interrupt ends what blocks with CANCELLED.
+std::unique_ptr<ResultSource> NewResultSource(std::shared_ptr<grpc::Channel> channel, const std::string& server, const TlsFiles& tls,
+                                              std::string job, Interrupt* interrupt);
 
 struct DownloadOptions {
   // Between tries after the link broke, doubled up to the longest; and how long it may stay broken.

@@ -16,7 +16,6 @@
 namespace quern::client {
 namespace {
 
-using quern::v1::Chunk;
 using quern::v1::ListResultResponse;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -33,21 +32,19 @@ class FakeSource : public ResultSource {
   }
 
   absl::StatusOr<ListResultResponse> List() override { return list; }
-  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(Chunk&)>& take) override {
+  absl::Status Read(const std::string& name, uint64_t offset, const std::function<absl::Status(ResultChunk&)>& take) override {
     reads.push_back(absl::StrCat(name, " ", offset));
     const std::string& content = files.at(name);
     uint64_t sent = 0;
     while (offset < content.size()) {
       if (sent >= break_after) return absl::UnavailableError("the link broke");
-      Chunk chunk;
-      chunk.set_offset(offset);
-      chunk.set_data(content.substr(offset, 1000));
-      chunk.set_xxh3(Xxh3Of(chunk.data().data(), chunk.data().size()));
+      ResultChunk chunk{.offset = offset, .xxh3 = 0, .data = content.substr(offset, 1000)};
+      chunk.xxh3 = Xxh3Of(chunk.data.data(), chunk.data.size());
       if (garble > 0) {
         --garble;
-        (*chunk.mutable_data())[0] ^= 1;
+        chunk.data[0] ^= 1;
       }
-      const uint64_t size = chunk.data().size();
+      const uint64_t size = chunk.data.size();
       const absl::Status taken = take(chunk);
       if (!taken.ok()) return taken;
       offset += size;

@@ -64,6 +64,6 @@ endfunction()
 # quern_fast_allocator(NAME): plans are millions of small strings, which glibc's malloc takes a third longer for. Sanitizers bring their own.
 function(quern_fast_allocator NAME)
   if(NOT QUERN_SANITIZE)
-    target_link_libraries(${NAME} PRIVATE mimalloc quern_allocator_settings)
+    target_link_libraries(${NAME} PRIVATE mimalloc)
   endif()
 endfunction()

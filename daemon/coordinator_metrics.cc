@@ -110,7 +110,7 @@ std::vector<MetricFamily> CollectCoordinatorMetrics(Coordinator& coordinator, Se
   add(Kind::kCounter, "quern_connections_total", "Connections that came, and whether they were accepted")
       .Add(static_cast<double>(figures.accepted), {{"accepted", "true"}})
       .Add(static_cast<double>(figures.not_accepted), {{"accepted", "false"}});
-  add(Kind::kGauge, "quern_data_streams", "Streams of the data plane that are open").Add(static_cast<double>(figures.data_streams));
+  add(Kind::kGauge, "quern_data_connections", "Connections of the data plane that are open").Add(static_cast<double>(figures.data_connections));
   add(Kind::kCounter, "quern_data_bytes_total", "Bytes of files that went over the data plane")
       .Add(static_cast<double>(figures.data_sent), {{"direction", "sent"}})
       .Add(static_cast<double>(figures.data_received), {{"direction", "received"}});

@@ -187,7 +187,7 @@ int Main(int argc, char** argv) {
   app.add_option("--tls-client-ca", flags.server.tls.authority,
                  "Certificates of the authority that signs those of clients and workers (PEM)");
   std::string stream_timeout = "1m";
-  app.add_option("--stream-timeout", stream_timeout, "A client that takes nothing of a stream for so long is cut off (30s, 2m)")
+  app.add_option("--stream-timeout", stream_timeout, "A client that takes nothing of a stream or a data connection for so long is cut off (30s, 2m)")
       ->capture_default_str();
   app.add_option("--max-connections", flags.server.limits.connections, "Connections that may be open at a time")
       ->check(CLI::Range(1, 50000))

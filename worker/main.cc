@@ -31,7 +31,6 @@
 #include "base/byte_size.h"
 #include "base/channel/credentials.h"
 #include "base/clock.h"
-#include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/empty_option.h"
 #include "base/endpoint.h"
@@ -55,7 +54,7 @@
 #include "worker/supervisor/grpc_transport.h"
 #include "worker/supervisor/supervisor.h"
 #include "worker/supervisor/worker_metrics.h"
-#include "worker/transfer/grpc_data_plane.h"
+#include "worker/transfer/link_data_plane.h"
 
 namespace quern::worker {
 namespace {
@@ -220,8 +219,6 @@ std::string OwnProgram() {
 void KeepHeapSmall() {
   mallopt(M_ARENA_MAX, 2);
   mallopt(M_MMAP_THRESHOLD, 256 << 10);
-  // What a stream frees between two messages is not given back each time.
-  mallopt(M_TRIM_THRESHOLD, 2 * kStreamWindow);
 }
 
 void SetUpLog() {
@@ -245,7 +242,7 @@ std::vector<std::string> ExecutorArguments(const Flags& flags, const Settings& s
 int RunAsExecutor(const Flags& flags) {
   prctl(PR_SET_NAME, "quern-executor");
   PrepareExecutorProcess();
-  const std::unique_ptr<DataPlane> data_plane = NewGrpcDataPlane(flags.server, flags.security);
+  const std::unique_ptr<DataPlane> data_plane = NewLinkDataPlane(flags.server, flags.security);
   PipelineSettings settings;
   settings.data_plane = data_plane.get();
   settings.spool = flags.spool;

@@ -37,7 +37,7 @@ class DownloadCommand : public JobCommand {
     QUERN_ASSIGN_OR_RETURN(const std::string name, JobName(job()));
     QUERN_ASSIGN_OR_RETURN(const std::string directory, AbsolutePath(output_));
     QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, ConnectChannel());
-    const std::unique_ptr<ResultSource> source = NewResultSource(channel, name, &interrupt);
+    const std::unique_ptr<ResultSource> source = NewResultSource(channel, server(), security().tls, name, &interrupt);
 
     DownloadOptions options;
     options.clock = console.clock;

@@ -23,6 +23,8 @@ class ServerCommand : public Command {
   // Connects, or says why not.
   absl::StatusOr<std::unique_ptr<quern::v1::Jobs::Stub>> Connect() const;
   absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel() const;
+  const std::string& server() const { return server_; }
+  const ChannelSecurity& security() const { return security_; }
 
  private:
   std::string server_ = kDefaultServer;

@@ -1,6 +1,5 @@
 #include <fcntl.h>
 
-#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -37,14 +36,6 @@ InspectCheckpointResponse::Group ToGroup(std::string key, const Sum& sum) {
   group.set_bytes(sum.bytes);
   group.set_parameters(sum.parameters);
   return group;
-}
-
-// Parameters that describe how others are stored.
-bool IsDescription(absl::string_view parameter) {
-  static constexpr absl::string_view kNames[] = {"weight_scale",      "weight_scale_inv", "weight_scale_2",
-                                                 "weight_zero_point", "weight_shape",     "weight_global_scale",
-                                                 "weight_g_idx",      "input_scale",      "input_global_scale"};
-  return std::find(std::begin(kNames), std::end(kNames), parameter) != std::end(kNames);
 }
 
 // Weights that a packed tensor stands for: what its weight_shape says, as far as that is possible.
@@ -102,7 +93,9 @@ absl::StatusOr<InspectCheckpointResponse> Inspect(const std::string& directory) 
     const TensorInfo& info = *location.info;
     const checkpoint::ModuleIdentity identity = family.Identify(info.name, source.config());
     uint64_t parameters = info.elements();
-    if (IsDescription(identity.parameter)) parameters = 0;
+    // A vector named "scale" is one that the model learned.
+    const bool learned = identity.parameter == "scale" && info.shape.size() == 1;
+    if (checkpoint::IsStorageParameter(identity.parameter) && !learned) parameters = 0;
     if (identity.parameter == "weight_packed") {
       QUERN_ASSIGN_OR_RETURN(parameters, PackedParameters(source, info, files));
     }

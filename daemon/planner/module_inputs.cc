@@ -21,6 +21,17 @@ constexpr char kAmaxSuffix[] = ".input_amax";
 constexpr char kActivationScales[] = "--activation-scales";
 constexpr char kImportance[] = "--importance";
 constexpr size_t kNamesShown = 5;
+constexpr float kLargestE4m3 = 448;
+
+// The first few.
+std::string NamesOf(const std::set<std::string>& names) {
+  std::vector<std::string> shown;
+  for (const std::string& name : names) {
+    if (shown.size() == kNamesShown) break;
+    shown.push_back(name);
+  }
+  return absl::StrJoin(shown, ", ");
+}
 
 }  // namespace
 
@@ -107,6 +118,11 @@ absl::Status ModuleInputs::AddTo(const InputModule& module, const quant::Scheme&
     if (absl::Status status = scheme.CheckActivationAmax(module.dtype, amax); !status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": ", info->name, " is ", amax, ", ", status.message()));
     }
+    // ModelOpt's scales, and those of NVFP4, are F32.
+    const bool in_dtype =
+        scheme.spec().activations == quant::Activations::kFp8Static && scheme.spec().convention == quant::Convention::kCompressedTensors;
+    const float least = module.dtype == DType::kF16 ? 0x1p-14f : 0x1p-126f;
+    if (in_dtype && amax < kLargestE4m3 * least) subnormal_.insert(module.name);
     unit.set_activation_amax(amax);
   }
   if (!scheme.NeedsImportance()) return absl::OkStatus();
@@ -146,12 +162,14 @@ std::vector<std::string> ModuleInputs::Warnings() const {
   for (const auto& [option, file] : {std::pair(kActivationScales, &activation_scales_), std::pair(kImportance, &importance_)}) {
     if (!file->has_value() || (*file)->unused.empty()) continue;
     const std::set<std::string>& unused = (*file)->unused;
-    std::vector<std::string> shown;
-    for (const std::string& name : unused) {
-      if (shown.size() < kNamesShown) shown.push_back(name);
-    }
     warnings.push_back(
-        absl::StrCat(option, ": ", unused.size(), " entries are of no module that needs one, for example ", absl::StrJoin(shown, ", ")));
+        absl::StrCat(option, ": ", unused.size(), " entries are of no module that needs one, for example ", NamesOf(unused)));
+  }
+  if (!subnormal_.empty()) {
+    warnings.push_back(absl::StrCat(kActivationScales, ": the scales of the inputs of ", subnormal_.size(),
+                                    " modules are subnormal in the weights' dtype, with fewer digits the smaller they are (F16: below an "
+                                    "amax of 0.0273), for example ",
+                                    NamesOf(subnormal_)));
   }
   return warnings;
 }

@@ -41,7 +41,7 @@ class ModuleInputs {
   // finite. Reads the values.
   absl::Status AddTo(const InputModule& module, const quant::Scheme& scheme, quern::v1::TaskSpec& task, quern::v1::QuantizeUnit& unit);
 
-  // Of entries that no module asked for, by now.
+  // Of entries that no module asked for, and of those whose scale lost digits, by now.
   std::vector<std::string> Warnings() const;
 
  private:
@@ -58,6 +58,7 @@ class ModuleInputs {
 
   std::optional<File> activation_scales_;
   std::optional<File> importance_;
+  std::set<std::string> subnormal_;  // modules whose scale of inputs is
 };
 
 }  // namespace quern::daemon

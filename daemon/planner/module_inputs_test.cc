@@ -105,6 +105,19 @@ TEST_F(ModuleInputsTest, AmaxThatNoScaleCanBeMadeOfIsRefusedByTheNameOfItsFile) 
   }
 }
 
+TEST_F(ModuleInputsTest, ScalesThatLoseDigitsAreTold) {
+  const std::string path = Write({{"a", {}, {0x1.bfp-6f}}, {"b", {}, {448 * 0x1p-14f}}, {"c", {}, {1e-36f}}});
+  QUERN_ASSERT_OK_AND_ASSIGN(ModuleInputs inputs, ModuleInputs::Open(path, "", false, summary_));
+  const quant::Scheme& fp8 = SchemeOf("FP8");
+  QUERN_ASSERT_OK(inputs.AddTo({"b", "", 16, DType::kF16}, fp8, task_, unit_));
+  QUERN_ASSERT_OK(inputs.AddTo({"a", "", 16, DType::kBF16}, fp8, task_, unit_));
+  QUERN_ASSERT_OK(inputs.AddTo({"a", "", 16, DType::kF16}, **quant::Scheme::For(*quant::ToModelOpt(fp8.spec())), task_, unit_));
+  EXPECT_THAT(inputs.Warnings(), ElementsAre(HasSubstr("1 entries")));
+  QUERN_ASSERT_OK(inputs.AddTo({"a", "", 16, DType::kF16}, fp8, task_, unit_));
+  QUERN_ASSERT_OK(inputs.AddTo({"c", "", 16, DType::kBF16}, fp8, task_, unit_));
+  EXPECT_THAT(inputs.Warnings(), ElementsAre(AllOf(HasSubstr("2 modules are subnormal"), HasSubstr("a, c"))));
+}
+
 TEST_F(ModuleInputsTest, WrongImportanceIsRefused) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
   const std::string path =

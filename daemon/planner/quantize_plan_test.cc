@@ -814,6 +814,20 @@ TEST(Inspect, CountsWhatIsThere) {
   EXPECT_EQ(bytes, 2 * response.parameters());
 }
 
+TEST(Inspect, WhatSaysHowWeightsAreStoredIsNoParameter) {
+  TestCheckpoint source("deepseek_v4");
+  source.Add({"layers.0.attn.wq_b.weight", {256, 128}, DType::kF8E4M3});
+  source.Add({"layers.0.attn.wq_b.scale", {2, 1}, DType::kF8E8M0});
+  source.Add({"layers.0.attn.wo.weight", {256, 128}, DType::kI8});
+  for (const char* name : {"SCB", "pre_quant_scale", "input_zero_point", "output_scale"}) {
+    source.Add({absl::StrCat("layers.0.attn.wo.", name), {256}, DType::kF32});
+  }
+  source.Add("layers.0.ffn.gate.scale", {64});  // one that the model learned
+  source.Write();
+  QUERN_ASSERT_OK_AND_ASSIGN(const quern::v1::InspectCheckpointResponse response, Inspect(source.path()));
+  EXPECT_EQ(response.parameters(), 2u * 256 * 128 + 64);
+}
+
 TEST(Inspect, UnknownTypesAndSkippedFilesAreTold) {
   TestCheckpoint source("some_new_model");
   source.AddDenseLayer(0, 64, 128);

@@ -283,12 +283,12 @@ class Selector {
       const std::string& name = module.identity.module;
       const bool chosen = modules()[i].scheme != nullptr;
       const Form form = candidates_[i].form;
-      if (form == Form::kUnreadable && (chosen || module.described)) unreadable[module.unreadable].push_back(name);
-      if (form == Form::kStack && chosen) stacks[module.unreadable].push_back(name);
-      if (form == Form::kStack && !chosen) {
-        if (module.described) {
+      if (form == Form::kUnreadable || form == Form::kStack) {
+        if (module.described || (form == Form::kUnreadable && chosen)) {
           unreadable[module.unreadable].push_back(name);
-        } else {
+        } else if (form == Form::kStack && chosen) {
+          stacks[module.unreadable].push_back(name);
+        } else if (form == Form::kStack) {
           copied_stacks.push_back(name);
         }
       }

@@ -224,7 +224,7 @@ class Gatherer {
       if (found == tensors.end()) return Unreadable(absl::StrCat("it has no ", region.suffix));
       const TensorInfo& info = Info(found->second);
       const uint64_t bytes = TensorBytes(region.dtype, region.shape);
-      if (info.bytes() != bytes || !SameElements(info.dtype, region.dtype)) {
+      if (!SameElements(info.dtype, region.dtype) || !FitsShape(spec, info.shape, region.shape)) {
         return Unreadable(absl::StrCat(info.name, " is ", DTypeName(info.dtype), " ", ShapeText(info), ", but ", DTypeName(region.dtype),
                                        " [", absl::StrJoin(region.shape, ", "), "] is expected for a weight of [", rows, ", ", cols, "]"));
       }
@@ -244,6 +244,21 @@ class Gatherer {
     if (stored == wanted) return true;
     const auto is_byte = [](DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8 || dtype == DType::kF8E8M0; };
     return is_byte(stored) && is_byte(wanted);
+  }
+
+  // compressed-tensors multiplies by a scale as it is shaped: one for all fits in any shape, [out] would go along the columns. What others
+  // wrote with a scale a row is FP8, and their readers take [out] too.
+  bool FitsShape(const SchemeSpec& spec, std::vector<uint64_t> stored, std::vector<uint64_t> wanted) const {
+    const auto of_all = [](const std::vector<uint64_t>& shape) {
+      return std::all_of(shape.begin(), shape.end(), [](uint64_t n) { return n == 1; });
+    };
+    if (stored == wanted || (of_all(stored) && of_all(wanted))) return true;
+    const bool by_row = spec.type == quant::NumberType::kFloat && spec.strategy == Strategy::kChannel;
+    if (!by_row || format_.method() == "compressed-tensors") return false;
+    for (std::vector<uint64_t>* shape : {&stored, &wanted}) {
+      if (shape->size() == 2 && shape->back() == 1) shape->pop_back();
+    }
+    return stored == wanted;
   }
 
   absl::StatusOr<std::optional<SourceWeight>> Packed(const checkpoint::ModuleIdentity& identity, const Parts& parts, size_t packed) {
@@ -444,8 +459,10 @@ class Gatherer {
                         !absl::EndsWith(Info(*tensor).name, "bias");
       if (!flat && (dimensions < 3 || !(experts || blocks))) return false;
       module.is_stack = true;
-      module.unreadable = "its layout is not known";
       module.described = !IsPlainDType(Info(*tensor).dtype);
+      module.unreadable = module.described ? absl::StrCat("codes of several experts in one tensor of ", DTypeName(Info(*tensor).dtype),
+                                                          ", whose layout is not known")
+                                           : "its layout is not known";
       for (const auto& [parameter, index] : parts) module.tensors.push_back(index);
       return true;
     }

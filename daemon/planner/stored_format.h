@@ -20,7 +20,7 @@ namespace quern::daemon {
 class StoredFormat {
  public:
   // An empty config, or one of a method that has nothing to say, gives a format without groups. INVALID_ARGUMENT when the text is no JSON
-  // object or a group of compressed-tensors cannot be understood.
+  // object, or a member that is read here is not what it must be: the message names file, group and key and says what was found.
   static absl::StatusOr<StoredFormat> Parse(const checkpoint::ModelConfig& config);
 
   // quant_method, for example "compressed-tensors", "modelopt", "fp8"; empty when the config has none.

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_matchers.h"
 #include "checkpoint/checkpoint.h"
 #include "daemon/planner/planner.h"
@@ -288,6 +289,20 @@ TEST(StoredPlan, CodesUnderNamesThatNoRuleKnowsAreRefusedWhereTheSourceIsQuantiz
                   StatusIs(kInvalid, HasSubstr(c.name)));
       EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr(c.name)));
     }
+  }
+}
+
+TEST(StoredPlan, StacksOfCodesAreCalledThatTargetedOrNot) {
+  TestCheckpoint source("mystery_moe");
+  source.Add({"model.layers.0.mlp.experts.gate_up_proj", {4, 64, 64}, DType::kF8E4M3});
+  source.Add("model.layers.0.self_attn.o_proj.weight", {64, 64});
+  source.Write();
+  for (const char* target : {"routed_experts", "attention"}) {
+    EXPECT_THAT(
+        MakePlan(QuantizeJob(source.path(), absl::StrCat("{scheme: FP8_DYNAMIC, targets: [", target, "]}")), false),
+        StatusIs(kInvalid, AllOf(HasSubstr("in a quantized format that cannot be read (codes of several experts in one tensor of F8_E4M3"),
+                                 Not(HasSubstr("cannot be cut")))))
+        << target;
   }
 }
 
@@ -635,6 +650,161 @@ TEST(StoredPlan, ConfigUnderItsOldNameIsRead) {
   source.Write();
   QUERN_ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(DequantizeJob(source.path()), false));
   EXPECT_THAT(Units(plan).at("model.layers.0.mlp.up_proj").weight().decode_scheme(), HasSubstr("int4 group=32"));
+}
+
+// What a member is taken for decides how every weight is read.
+TEST(StoredPlan, MembersOfTheConfigAreNotConverted) {
+  const auto problem = [](const std::string& config) {
+    TestCheckpoint source("");
+    source.set_config(config);
+    AddPacked(source, "model.layers.0.mlp.up_proj", 64, 64, false);
+    source.Write();
+    return MakePlan(DequantizeJob(source.path()), false).status();
+  };
+  const auto args = [](absl::string_view members) { return absl::StrCat("{\"type\": \"int\", \"strategy\": \"group\", ", members, "}"); };
+  const std::string place = "config.json: quantization_config: config_groups: \"group_0\": weights: ";
+  QUERN_EXPECT_OK(problem(PackedConfig(args("\"num_bits\": 4, \"group_size\": 32"))));
+  QUERN_EXPECT_OK(
+      problem(PackedConfig("{\"num_bits\": 4, \"type\": \"INT\", \"strategy\": \"Group\", \"group_size\": 32, \"symmetric\": null}")));
+  for (const auto& [value, found] :
+       std::map<std::string, std::string>{{"4.9", "4.9"},
+                                          {"4.0", "4.0"},
+                                          {"4294967300", "4294967300"},
+                                          {"18446744073709551620", "1.8446744073709552e+19"},
+                                          {"18446744073709551612", "18446744073709551612"},
+                                          {"1" + std::string(30, '0'), "1e+30"},
+                                          {"true", "true"},
+                                          {"null", "null"},
+                                          {"\"4\"", "\"4\""},
+                                          {"-4", "-4"},
+                                          {"0", "0"},
+                                          {"9", "9"},
+                                          {"[4]", "[4]"},
+                                          {"\"" + std::string(100, '4') + "\"", std::string(59, '4') + "..."}}) {
+    EXPECT_THAT(problem(PackedConfig(args(absl::StrCat("\"num_bits\": ", value, ", \"group_size\": 32")))),
+                StatusIs(kInvalid, AllOf(HasSubstr(absl::StrCat(place, "num_bits is ")),
+                                         HasSubstr(absl::StrCat(found, "; it must be an integer from 2 to 8")))))
+        << value;
+  }
+  EXPECT_THAT(problem(PackedConfig(args("\"group_size\": 32"))), StatusIs(kInvalid, HasSubstr(place + "num_bits is missing")));
+  EXPECT_THAT(problem(PackedConfig(args("\"num_bits\": 4"))), StatusIs(kInvalid, HasSubstr(place + "group_size is missing")));
+  for (const char* value : {"32.7", "-32", "\"32\"", "true", "4294967328", "0", "-1", "{}"}) {
+    EXPECT_THAT(problem(PackedConfig(args(absl::StrCat("\"num_bits\": 4, \"group_size\": ", value)))),
+                StatusIs(kInvalid, AllOf(HasSubstr(absl::StrCat(place, "group_size is ", value, "; it must be an integer from")))));
+  }
+  // Without a strategy it would be one scale for all.
+  EXPECT_THAT(problem(PackedConfig("{\"num_bits\": 4, \"group_size\": 0}")), StatusIs(kInvalid, HasSubstr("group_size is 0;")));
+  for (const auto& [member, why] : std::map<std::string, std::string>{
+           {"\"symmetric\": \"false\"", "symmetric is \"false\"; it must be true or false"},
+           {"\"symmetric\": 0", "symmetric is 0; it must be true or false"},
+           {"\"type\": 3", "type is 3; it must be a text"},
+           {"\"strategy\": 1", "strategy is 1; it must be a text"},
+           {"\"strategy\": \"block\"", "strategy is \"block\"; it must be group, channel or tensor"},
+           {"\"block_structure\": [128.5, 128]", "block_structure is [128.5,128]; it must be two integers"}}) {
+    EXPECT_THAT(problem(PackedConfig(absl::StrCat("{\"num_bits\": 4, \"group_size\": 32, ", member, "}"))),
+                StatusIs(kInvalid, HasSubstr(absl::StrCat(place, why))));
+  }
+  const std::string root = "config.json: quantization_config";
+  const std::string weights = "{\"num_bits\": 4, \"group_size\": 32}";
+  for (const auto& [members, why] : std::map<std::string, std::string>{
+           {"[]", " is []; it must be an object"},
+           {"{\"quant_method\": 1}", ": quant_method is 1; it must be a text"},
+           {"{\"quant_method\": \"compressed-tensors\", \"format\": [1]}", ": format is [1]; it must be a text"},
+           {"{\"sparsity_config\": {\"format\": 7}}", ": sparsity_config: format is 7; it must be a text"},
+           {"{\"transform_config\": [1]}", ": transform_config is [1]; it must be an object"},
+           {"{\"weight_block_size\": [128, \"128\"]}", ": weight_block_size is [128,\"128\"]; it must be two integers"},
+           {"{\"weight_block_size\": [128]}", ": weight_block_size is [128]; it must be two integers"},
+           {"{\"weight_block_size\": [128, 0]}", ": weight_block_size is [128,0]; it must be two integers"},
+           {"{\"weight_block_size\": 128}", ": weight_block_size is 128; it must be two integers"},
+           {"{\"config_groups\": [1]}", ": config_groups is [1]; it must be an object"},
+           {"{\"config_groups\": {\"a\\u0001\": 1}}", ": config_groups: \"a\\u0001\" is 1; it must be an object"},
+           {"{\"config_groups\": {\"g\": {\"weights\": 4}}}", ": config_groups: \"g\": weights is 4; it must be an object"},
+           {absl::StrCat("{\"config_groups\": {\"g\": {\"targets\": \"Linear\", \"weights\": ", weights, "}}}"),
+            ": config_groups: \"g\": targets is \"Linear\"; it must be a list"},
+           {absl::StrCat("{\"config_groups\": {\"g\": {\"targets\": [5], \"weights\": ", weights, "}}}"),
+            ": config_groups: \"g\": targets: 5 is no text"},
+           {absl::StrCat("{\"quant_method\": \"compressed-tensors\", \"config_groups\": {\"g\": {\"format\": \"marlin-24\", \"weights\": ",
+                         weights, "}}}"),
+            ": config_groups: \"g\": the format \"marlin-24\" cannot be read"}}) {
+    EXPECT_THAT(problem(absl::StrCat("{\"model_type\": \"llama\", \"quantization_config\": ", members, "}")),
+                StatusIs(kInvalid, HasSubstr(root + why)));
+  }
+}
+
+// What Python writes and JSON does not know must not hide the rest.
+TEST(StoredPlan, InfinityInTheConfigHidesNothing) {
+  const auto plan = [](absl::string_view member) {
+    TestCheckpoint source("");
+    source.set_config(absl::StrCat("{\"model_type\": \"llama\", \"quantization_config\": {\"a \\\" NaN\": [-Infinity, NaN], ", member,
+                                   ", \"bound\": Infinity}}"));
+    AddPacked(source, "model.layers.0.mlp.up_proj", 64, 64, false);
+    source.Write();
+    return MakePlan(DequantizeJob(source.path()), false).status();
+  };
+  const std::string groups = "\"config_groups\": {\"g\": {\"weights\": {\"num_bits\": 4, \"group_size\": 32}}}";
+  QUERN_EXPECT_OK(plan(groups));
+  EXPECT_THAT(plan(absl::StrCat(groups, ", \"transform_config\": {\"u\": {}}")), StatusIs(kInvalid, HasSubstr("transform_config changes")));
+  EXPECT_THAT(plan(absl::StrCat(groups, ", \"x\": 1e999")), StatusIs(kInvalid, HasSubstr("1e999")));
+}
+
+TEST(StoredPlan, BlocksAsEarlyVersionsWroteThem) {
+  for (const auto& [block, why] : std::map<std::string, std::string>{{"64x128", "FP8 blocks of 64 x 128"},
+                                                                     {"128x128x1", "must be two integers"},
+                                                                     {"128.5x128", "must be two integers"},
+                                                                     {"128x", "must be two integers"}}) {
+    TestCheckpoint source("");
+    source.set_config(PackedConfig(absl::StrCat("{\"num_bits\": 8, \"type\": \"float\", \"block_structure\": \"", block, "\"}")));
+    AddFp8(source, "model.layers.0.mlp.up_proj", 256, 256, "weight_scale");
+    source.Write();
+    EXPECT_THAT(MakePlan(DequantizeJob(source.path()), false), StatusIs(kInvalid, HasSubstr(why))) << block;
+  }
+}
+
+// What compressed-tensors does with other shapes is an error or, where they happen to fit, another weight.
+TEST(StoredPlan, ScalesHaveTheShapeOfTheirReader) {
+  using Shape = std::vector<uint64_t>;
+  const auto problem = [](absl::string_view method, absl::string_view args, const TestTensor& weight, DType dtype, const Shape& scale) {
+    TestCheckpoint source("");
+    source.set_config(absl::StrCat("{\"model_type\": \"llama\", \"quantization_config\": {\"quant_method\": \"", method,
+                                   "\", \"config_groups\": {\"g\": {\"targets\": [\"Linear\"], \"weights\": {", args, "}}}}}"));
+    source.Add(weight);
+    source.Add({"model.layers.0.mlp.up_proj.weight_scale", scale, dtype});
+    if (absl::EndsWith(weight.name, "packed")) {
+      source.Add({"model.layers.0.mlp.up_proj.weight_shape", {2}, DType::kI64, ShapeBytes(64, 128)});
+    }
+    source.Write();
+    return MakePlan(DequantizeJob(source.path()), false).status();
+  };
+  const TestTensor bytes{"model.layers.0.mlp.up_proj.weight", {64, 128}, DType::kI8};
+  const TestTensor packed{"model.layers.0.mlp.up_proj.weight_packed", {64, 16}, DType::kI32};
+  const TestTensor fp8{"model.layers.0.mlp.up_proj.weight", {64, 128}, DType::kF8E4M3};
+  const TestTensor mx{"model.layers.0.mlp.up_proj.weight_packed", {64, 64}, DType::kU8};
+  const char ct[] = "compressed-tensors";
+  struct Case {
+    const char* method;
+    const char* args;
+    const TestTensor& weight;
+    DType dtype;
+    std::vector<Shape> good, bad;
+  };
+  const std::vector<Shape> one = {{}, {1}, {1, 1}};
+  for (const Case& c : {
+           Case{ct, "\"num_bits\": 8, \"strategy\": \"channel\"", bytes, DType::kBF16, {{64, 1}}, {{64}, {1, 64}, {64, 1, 1}}},
+           Case{ct, "\"num_bits\": 8, \"strategy\": \"group\", \"group_size\": 32", bytes, DType::kBF16, {{64, 4}}, {{4, 64}, {256}}},
+           Case{ct, "\"num_bits\": 8, \"strategy\": \"tensor\"", bytes, DType::kBF16, one, {}},
+           Case{ct, "\"num_bits\": 4, \"strategy\": \"channel\"", packed, DType::kBF16, {{64, 1}}, {{64}, {1, 64}}},
+           Case{ct, "\"num_bits\": 8, \"type\": \"float\"", fp8, DType::kBF16, {{64, 1}, {}, {1}, {1, 1}}, {{64}, {1, 64}}},
+           Case{"modelopt", "\"num_bits\": 8, \"type\": \"float\"", fp8, DType::kF32, {{64}, {64, 1}, {}, {1}}, {{1, 64}}},
+           Case{"fp8", "\"num_bits\": 8, \"type\": \"float\"", fp8, DType::kBF16, {{64}, {64, 1}, {}, {1}}, {{1, 64}}},
+           Case{ct, "\"num_bits\": 4, \"type\": \"float\"", mx, DType::kU8, {{64, 4}}, {{4, 64}, {256}}},
+       }) {
+    for (const Shape& shape : c.good) QUERN_EXPECT_OK(problem(c.method, c.args, c.weight, c.dtype, shape));
+    for (const Shape& shape : c.bad) {
+      EXPECT_THAT(problem(c.method, c.args, c.weight, c.dtype, shape),
+                  StatusIs(kInvalid, HasSubstr(absl::StrCat("[", absl::StrJoin(shape, ", "), "]"))))
+          << c.method << " " << c.args;
+    }
+  }
 }
 
 TEST(StoredPlan, NothingToDequantizeIsSaid) {

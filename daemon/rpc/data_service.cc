@@ -9,14 +9,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "daemon/manifest/manifest.h"
 #include "daemon/publish/run_record.h"
 #include "daemon/queue/names.h"
-#include "daemon/rpc/data_streams.h"
+#include "daemon/rpc/data_transfers.h"
 #include "daemon/rpc/status.h"
 
 namespace quern::daemon {
@@ -29,8 +28,6 @@ using quern::v1::ListResultResponse;
 constexpr int kThreads = 8;
 constexpr absl::Duration kSweepInterval = absl::Seconds(5);
 constexpr size_t kMostResults = 4;
-// Two for each of a thousand workers, and some for clients; each holds a few megabytes at most.
-constexpr size_t kMostStreams = 4096;
 constexpr char kConfig[] = "config.json";
 constexpr char kIndex[] = "model.safetensors.index.json";
 
@@ -53,10 +50,8 @@ absl::StatusOr<std::vector<ManifestFile>> FilesOfResult(const std::string& direc
 
 }  // namespace
 
-DataService::DataService(Coordinator* coordinator, StreamLimits limits)
-    : coordinator_(coordinator), stalled_writes_(Clock::Real(), limits.stalled), work_(kThreads) {
+DataService::DataService(Coordinator* coordinator, LinkServer* links) : coordinator_(coordinator), links_(links), work_(kThreads) {
   sweeper_ = std::make_unique<Ticker>(kSweepInterval, [this] {
-    stalled_writes_.Tick();
     uploads_.Sweep(
         [this](const UploadKey& key) { return coordinator_->queue()->FindLiveAttempt(key.job, key.task, key.attempt).has_value(); });
   });
@@ -64,28 +59,10 @@ DataService::DataService(Coordinator* coordinator, StreamLimits limits)
 
 DataService::~DataService() { sweeper_.reset(); }
 
-void DataService::Shutdown() {
-  MutexLock lock(&mutex_);
-  shut_down_ = true;
-  for (DataStream* stream : streams_) stream->Stop(absl::UnavailableError("the coordinator is stopping"));
-}
-
-void DataService::Add(DataStream* stream) {
-  MutexLock lock(&mutex_);
-  streams_.insert(stream);
-  if (shut_down_) stream->Stop(absl::UnavailableError("the coordinator is stopping"));
-  if (streams_.size() > kMostStreams)
-    stream->Stop(absl::ResourceExhaustedError("the coordinator has too many streams open: try again later"));
-}
-
-size_t DataService::OpenStreams() {
-  MutexLock lock(&mutex_);
-  return streams_.size();
-}
-
-void DataService::Remove(DataStream* stream) {
-  MutexLock lock(&mutex_);
-  streams_.erase(stream);
+grpc::ServerUnaryReactor* DataService::Answer(grpc::CallbackServerContext* context, std::function<absl::Status()> call) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  work_.Schedule([reactor, call = std::move(call)] { reactor->Finish(ToGrpcStatus(call())); });
+  return reactor;
 }
 
 absl::StatusOr<JobQueue::LiveAttempt> DataService::FindAttempt(const quern::v1::AttemptId& id, UploadKey* key) {
@@ -115,47 +92,78 @@ absl::Status DataService::CheckUpload(const UploadKey& key, const std::string& p
 
 grpc::ServerUnaryReactor* DataService::CheckSource(grpc::CallbackServerContext* context, const quern::v1::CheckSourceRequest* request,
                                                    quern::v1::CheckSourceResponse* response) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  Schedule([this, reactor, request, response] {
-    const auto check = [&]() -> absl::Status {
-      UploadKey key;
-      QUERN_RETURN_IF_ERROR(FindAttempt(request->attempt(), &key).status());
-      QUERN_ASSIGN_OR_RETURN(SourceFiles files, FilesOf(key));
-      for (const std::string& path : request->paths()) {
-        QUERN_ASSIGN_OR_RETURN(const uint64_t size, files.Check(path, request->headers()));
-        response->add_sizes(size);
-      }
-      return absl::OkStatus();
-    };
-    reactor->Finish(ToGrpcStatus(check()));
+  return Answer(context, [this, request, response]() -> absl::Status {
+    UploadKey key;
+    QUERN_RETURN_IF_ERROR(FindAttempt(request->attempt(), &key).status());
+    QUERN_ASSIGN_OR_RETURN(SourceFiles files, FilesOf(key));
+    for (const std::string& path : request->paths()) {
+      QUERN_ASSIGN_OR_RETURN(const uint64_t size, files.Check(path, request->headers()));
+      response->add_sizes(size);
+    }
+    return absl::OkStatus();
   });
-  return reactor;
 }
 
-grpc::ServerBidiReactor<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse>* DataService::ReadSource(
-    grpc::CallbackServerContext* context) {
-  return NewReadSourceStream(this, context);
+grpc::ServerUnaryReactor* DataService::ReadSource(grpc::CallbackServerContext* context, const quern::v1::ReadSourceRequest* request,
+                                                  quern::v1::ReadSourceResponse* response) {
+  return Answer(context, [this, request, response]() -> absl::Status {
+    UploadKey key;
+    QUERN_RETURN_IF_ERROR(FindAttempt(request->attempt(), &key).status());
+    QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(), links_->Admit([this, attempt = request->attempt()](LinkConnection& connection) {
+      return SendSource(*this, attempt, connection);
+    }));
+    return absl::OkStatus();
+  });
 }
 
-grpc::ServerBidiReactor<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse>* DataService::WriteShard(
-    grpc::CallbackServerContext* context) {
-  return NewWriteShardStream(this, context);
+grpc::ServerUnaryReactor* DataService::WriteShard(grpc::CallbackServerContext* context, const quern::v1::WriteShardRequest* request,
+                                                  quern::v1::WriteShardResponse* response) {
+  return Answer(context, [this, request, response] { return BeginUpload(*request, response); });
+}
+
+absl::Status DataService::BeginUpload(const quern::v1::WriteShardRequest& request, quern::v1::WriteShardResponse* response) {
+  UploadTurn turn;
+  turn.attempt = request.attempt();
+  QUERN_ASSIGN_OR_RETURN(const JobQueue::LiveAttempt attempt, FindAttempt(turn.attempt, &turn.key));
+  if (!attempt.sends_output) return absl::InvalidArgumentError("the attempt writes its file itself, or has none");
+  QUERN_RETURN_IF_ERROR(CheckUpload(turn.key, attempt.path, request.size()));
+  turn.upload = uploads_.Find(turn.key, attempt.path);
+  turn.size = request.size();
+  turn.sync_every = std::max<uint64_t>(request.sync_every(), 1);
+  QUERN_ASSIGN_OR_RETURN(turn.turn, turn.upload->Open(request.size(), request.durable(), &turn.durable));
+  response->set_durable(turn.durable);
+  QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(), links_->Admit([this, turn = std::move(turn)](LinkConnection& connection) {
+    return TakeShard(*this, turn, connection);
+  }));
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* DataService::ListResult(grpc::CallbackServerContext* context, const quern::v1::ListResultRequest* request,
                                                   ListResultResponse* response) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  Schedule([this, reactor, request, response] {
-    const auto result = FindResult(request->job());
-    if (result.ok()) *response = (*result)->list;
-    reactor->Finish(ToGrpcStatus(result.status()));
+  return Answer(context, [this, request, response]() -> absl::Status {
+    QUERN_ASSIGN_OR_RETURN(const auto result, FindResult(request->job()));
+    *response = result->list;
+    return absl::OkStatus();
   });
-  return reactor;
 }
 
-grpc::ServerWriteReactor<quern::v1::ReadResultResponse>* DataService::ReadResult(grpc::CallbackServerContext* context,
-                                                                                 const quern::v1::ReadResultRequest* request) {
-  return NewReadResultStream(this, context, *request);
+grpc::ServerUnaryReactor* DataService::ReadResult(grpc::CallbackServerContext* context, const quern::v1::ReadResultRequest* request,
+                                                  quern::v1::ReadResultResponse* response) {
+  return Answer(context, [this, request, response] { return BeginResult(*request, response); });
+}
+
+absl::Status DataService::BeginResult(const quern::v1::ReadResultRequest& request, quern::v1::ReadResultResponse* response) {
+  QUERN_ASSIGN_OR_RETURN(const auto result, FindResult(request.job()));
+  const auto& files = result->list.files();
+  const auto file = std::find_if(files.begin(), files.end(), [&request](const auto& file) { return file.name() == request.name(); });
+  if (file == files.end()) return absl::NotFoundError(absl::StrCat(request.job(), " has no file ", request.name()));
+  const std::string path = JoinPath(result->directory, file->name());
+  if (request.offset() > file->size()) return absl::OutOfRangeError(absl::StrCat(path, " has ", file->size(), " bytes"));
+  QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(),
+                         links_->Admit([this, path, offset = request.offset(), size = file->size()](LinkConnection& connection) {
+                           return SendResult(*this, path, offset, size, connection);
+                         }));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<DataService::Result> DataService::LoadResult(uint64_t job) {

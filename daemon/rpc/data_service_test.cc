@@ -1,12 +1,16 @@
-// The data plane of a real coordinator, called through real stubs over a unix socket. The test plays a worker without files.
+// The data plane of a real coordinator: its calls through real stubs, its connections over the same unix socket. The test plays a worker
+// without files.
 #include "daemon/rpc/data_service.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,9 +18,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
-#include "base/data_plane.h"
 #include "base/digest.h"
 #include "base/file.h"
+#include "base/link/dial.h"
+#include "base/link/frame.h"
+#include "base/link/ticket.h"
 #include "base/status_matchers.h"
 #include "daemon/publish/publish.h"
 #include "daemon/queue/job_store.h"
@@ -34,13 +40,19 @@ namespace {
 using quern::v1::AttemptStatus;
 using quern::v1::DesiredAttempt;
 using quern::v1::Job;
-using quern::v1::ReadSourceRequest;
-using quern::v1::ReadSourceResponse;
 using quern::v1::SynchronizeRequest;
 using quern::v1::SynchronizeResponse;
-using quern::v1::WriteShardRequest;
-using quern::v1::WriteShardResponse;
+using Kind = LinkFrame::Kind;
 using testing::HasSubstr;
+
+UniqueFd ConnectTo(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  return fd;
+}
 
 class DataServiceTest : public testing::Test {
  protected:
@@ -67,13 +79,13 @@ class DataServiceTest : public testing::Test {
     auto coordinator = Coordinator::Start(std::move(options));
     ASSERT_THAT(coordinator, IsOk());
     coordinator_ = *std::move(coordinator);
-    const std::string address = absl::StrCat("unix:", JoinPath(directory_.path(), "s.sock"));
-    auto server = Server::Start(coordinator_.get(), {address});
+    address_ = absl::StrCat("unix:", JoinPath(directory_.path(), "s.sock"));
+    auto server = Server::Start(coordinator_.get(), {address_});
     ASSERT_THAT(server, IsOk());
     server_ = *std::move(server);
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    const auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+    const auto channel = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
     jobs_ = quern::v1::Jobs::NewStub(channel);
     workers_ = quern::v1::Workers::NewStub(channel);
     data_ = quern::v1::Data::NewStub(channel);
@@ -147,37 +159,72 @@ class DataServiceTest : public testing::Test {
     }
   }
 
-  // One stream: all ranges in one message. The bytes of each, as far as they came.
-  grpc::Status Read(const quern::v1::AttemptId& id, const std::vector<ReadSourceRequest::Range>& ranges, std::vector<std::string>* read) {
-    grpc::ClientContext context;
-    const auto stream = data_->ReadSource(&context);
-    ReadSourceRequest request;
-    *request.mutable_attempt() = id;
-    for (const auto& range : ranges) *request.add_ranges() = range;
-    EXPECT_TRUE(stream->Write(request));
-    stream->WritesDone();
-    read->assign(ranges.size(), "");
-    ReadSourceResponse response;
-    while (stream->Read(&response)) {
-      uint64_t total = 0;
-      for (const quern::v1::Chunk& chunk : response.chunks()) {
-        std::string& bytes = (*read)[chunk.range()];
-        EXPECT_EQ(chunk.offset(), ranges[chunk.range()].offset() + bytes.size());
-        EXPECT_EQ(chunk.xxh3(), Xxh3Of(chunk.data().data(), chunk.data().size()));
-        bytes += chunk.data();
-        total += chunk.data().size();
-      }
-      EXPECT_LE(total, kLargestChunk);
-    }
-    return stream->Finish();
+  // A data connection, as a client sees it.
+  static std::unique_ptr<LinkConnection> Dial(const std::string& address, const std::string& ticket) {
+    auto connection = LinkDialer(address, {}).Dial(ticket, absl::Seconds(60), [] { return true; });
+    EXPECT_THAT(connection, IsOk());
+    return *std::move(connection);
   }
-  static ReadSourceRequest::Range Range(uint64_t number, const std::string& path, uint64_t offset, uint64_t size) {
-    ReadSourceRequest::Range range;
-    range.set_number(number);
-    range.set_path(path);
-    range.set_offset(offset);
-    range.set_size(size);
-    return range;
+  struct Frame {
+    LinkFrame head;
+    std::string payload;
+  };
+  // The next one; nothing when the coordinator has ended the connection without a word.
+  static std::optional<Frame> Next(LinkConnection& connection) {
+    const absl::StatusOr<std::optional<LinkFrame>> head = ReadFrameHead(connection);
+    if (!head.ok() || !head->has_value()) return std::nullopt;
+    Frame frame{**head, std::string((*head)->size, '\0')};
+    EXPECT_THAT(ReadPayload(connection, frame.payload.data(), frame.payload.size()), IsOk());
+    return frame;
+  }
+  // What the last frame says.
+  static grpc::Status EndOf(const Frame& frame) {
+    EXPECT_EQ(frame.head.kind, Kind::kEnd);
+    quern::v1::ErrorStatus error;
+    EXPECT_TRUE(error.ParseFromString(frame.payload));
+    return grpc::Status(static_cast<grpc::StatusCode>(error.code()), error.message(), frame.payload);
+  }
+
+  struct Range {
+    uint64_t number;
+    std::string path;
+    uint64_t offset;
+    uint64_t size;
+  };
+  grpc::Status AskForSource(const quern::v1::AttemptId& id, std::string* ticket) {
+    grpc::ClientContext context;
+    quern::v1::ReadSourceRequest request;
+    *request.mutable_attempt() = id;
+    quern::v1::ReadSourceResponse response;
+    const grpc::Status status = data_->ReadSource(&context, request, &response);
+    *ticket = response.ticket();
+    return status;
+  }
+  // One connection: all ranges at once. The bytes of each, as far as they came.
+  grpc::Status Read(const quern::v1::AttemptId& id, const std::vector<Range>& ranges, std::vector<std::string>* read) {
+    std::string ticket;
+    if (const grpc::Status asked = AskForSource(id, &ticket); !asked.ok()) return asked;
+    const std::unique_ptr<LinkConnection> connection = Dial(address_, ticket);
+    std::string asked;
+    for (const Range& range : ranges) {
+      AppendFrame({.kind = Kind::kRange, .range = range.number, .offset = range.offset, .length = range.size}, range.path, &asked);
+    }
+    EXPECT_THAT(connection->Write(asked.data(), asked.size()), IsOk());
+    read->assign(ranges.size(), "");
+    uint64_t left = 0;
+    for (const Range& range : ranges) left += range.size;
+    while (left > 0 || ranges[0].size == 0) {
+      const std::optional<Frame> frame = Next(*connection);
+      if (!frame.has_value()) return grpc::Status(grpc::StatusCode::UNKNOWN, "the connection ended without a word");
+      if (frame->head.kind == Kind::kEnd) return EndOf(*frame);
+      std::string& bytes = (*read)[frame->head.range];
+      EXPECT_EQ(frame->head.kind, Kind::kChunk);
+      EXPECT_EQ(frame->head.offset, ranges[frame->head.range].offset + bytes.size());
+      EXPECT_EQ(frame->head.xxh3, Xxh3Of(frame->payload.data(), frame->payload.size()));
+      bytes += frame->payload;
+      left -= frame->payload.size();
+    }
+    return grpc::Status::OK;
   }
   grpc::Status Check(const DesiredAttempt& attempt, const std::string& path, uint64_t* size) {
     grpc::ClientContext context;
@@ -191,48 +238,55 @@ class DataServiceTest : public testing::Test {
     return status;
   }
 
-  // A stream of an upload.
+  // An upload, over one connection if the call is answered.
   class Upload {
    public:
-    Upload(quern::v1::Data::Stub* data, const quern::v1::AttemptId& id, uint64_t size, uint64_t durable, uint64_t sync_every = 1)
-        : stream_(data->WriteShard(&context_)) {
-      WriteShardRequest request;
-      *request.mutable_open()->mutable_attempt() = id;
-      request.mutable_open()->set_size(size);
-      request.mutable_open()->set_durable(durable);
-      request.mutable_open()->set_sync_every(sync_every);
-      stream_->Write(request);
+    Upload(DataServiceTest* test, const quern::v1::AttemptId& id, uint64_t size, uint64_t durable, uint64_t sync_every = 1) {
+      grpc::ClientContext context;
+      quern::v1::WriteShardRequest request;
+      *request.mutable_attempt() = id;
+      request.set_size(size);
+      request.set_durable(durable);
+      request.set_sync_every(sync_every);
+      opened_ = test->data_->WriteShard(&context, request, &response_);
+      if (opened_.ok()) connection_ = Dial(test->address_, response_.ticket());
     }
-    ~Upload() { context_.TryCancel(); }
-    // The next answer; false when the stream has ended.
-    bool Answer(WriteShardResponse* response) { return stream_->Read(response); }
+    // What the call's answer said.
+    uint64_t have() const { return response_.durable(); }
+    // The next answer.
     uint64_t Durable() {
-      WriteShardResponse response;
-      EXPECT_TRUE(Answer(&response));
-      return response.durable();
+      const std::optional<Frame> frame = Next(*connection_);
+      EXPECT_TRUE(frame.has_value() && frame->head.kind == Kind::kDurable);
+      return frame.has_value() ? frame->head.offset : 0;
+    }
+    bool Finished() {
+      const std::optional<Frame> frame = Next(*connection_);
+      return frame.has_value() && frame->head.kind == Kind::kFinished;
     }
     void Send(uint64_t offset, const std::string& data, bool garble = false) {
-      WriteShardRequest request;
-      request.mutable_chunk()->set_offset(offset);
-      request.mutable_chunk()->set_data(data);
-      request.mutable_chunk()->set_xxh3(Xxh3Of(data.data(), data.size()) + (garble ? 1 : 0));
-      stream_->Write(request);
+      std::string frame;
+      AppendFrame({.kind = Kind::kChunk, .offset = offset, .xxh3 = Xxh3Of(data.data(), data.size()) + (garble ? 1 : 0)}, data, &frame);
+      SendBytes(frame);
     }
     void Finish() {
-      WriteShardRequest request;
-      request.set_finish("sha");
-      stream_->Write(request);
+      std::string frame;
+      AppendFrame({.kind = Kind::kFinish}, "", &frame);
+      SendBytes(frame);
     }
+    // The coordinator may have ended the connection already.
+    void SendBytes(const std::string& bytes) { connection_->Write(bytes.data(), bytes.size()).IgnoreError(); }
     grpc::Status End() {
-      WriteShardResponse response;
-      while (stream_->Read(&response)) {
+      if (!opened_.ok()) return opened_;
+      std::optional<Frame> frame;
+      while ((frame = Next(*connection_)).has_value() && frame->head.kind != Kind::kEnd) {
       }
-      return stream_->Finish();
+      return frame.has_value() ? EndOf(*frame) : grpc::Status(grpc::StatusCode::UNKNOWN, "the connection ended without a word");
     }
 
    private:
-    grpc::ClientContext context_;
-    const std::unique_ptr<grpc::ClientReaderWriter<WriteShardRequest, WriteShardResponse>> stream_;
+    grpc::Status opened_;
+    quern::v1::WriteShardResponse response_;
+    std::unique_ptr<LinkConnection> connection_;
   };
 
   // What the worker would send, as far as the coordinator looks at it.
@@ -242,18 +296,17 @@ class DataServiceTest : public testing::Test {
     return content;
   }
   void SendWhole(const DesiredAttempt& attempt, const std::string& content) {
-    Upload upload(data_.get(), attempt.id(), content.size(), 0, content.size());
-    EXPECT_EQ(upload.Durable(), 0);
+    Upload upload(this, attempt.id(), content.size(), 0, content.size());
+    EXPECT_EQ(upload.have(), 0);
     for (uint64_t at = 0; at < content.size(); at += kLargestChunk) upload.Send(at, content.substr(at, kLargestChunk));
     EXPECT_EQ(upload.Durable(), content.size());
     upload.Finish();
-    WriteShardResponse response;
-    ASSERT_TRUE(upload.Answer(&response));
-    EXPECT_TRUE(response.finished());
+    ASSERT_TRUE(upload.Finished());
+    EXPECT_TRUE(upload.End().ok());
   }
 
   const TempDir directory_ = TempDir::Make("quern-data-test").value();
-  std::string source_, output_;
+  std::string source_, output_, address_;
   std::unique_ptr<JobStore> store_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Server> server_;
@@ -278,8 +331,8 @@ TEST_F(DataServiceTest, RangesOfPlannedFilesAreServed) {
   uint64_t size = 0;
   EXPECT_TRUE(Check(attempt, path, &size).ok());
   EXPECT_EQ(size, content.size());
-  std::vector<ReadSourceRequest::Range> ranges = {Range(0, path, 0, content.size()), Range(1, "", 100, 7)};
-  for (uint64_t i = 2; i < 1500; ++i) ranges.push_back(Range(i, "", i, 3));
+  std::vector<Range> ranges = {{0, path, 0, content.size()}, {1, "", 100, 7}};
+  for (uint64_t i = 2; i < 1500; ++i) ranges.push_back({i, "", i, 3});
   std::vector<std::string> read;
   const grpc::Status status = Read(attempt.id(), ranges, &read);
   EXPECT_TRUE(status.ok()) << status.error_message();
@@ -300,17 +353,17 @@ TEST_F(DataServiceTest, OtherFilesAndOtherRangesAreRefused) {
   std::vector<std::string> read;
   for (const std::string& other :
        {JoinPath(source_, "config.json"), std::string("/etc/passwd"), absl::StrCat(source_, "/../src/", BaseName(path))}) {
-    const grpc::Status status = Read(attempt.id(), {Range(0, other, 0, 1)}, &read);
+    const grpc::Status status = Read(attempt.id(), {{0, other, 0, 1}}, &read);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << other;
     EXPECT_EQ(ReasonIn(status), "PATH_NOT_ALLOWED");
     uint64_t size = 0;
     EXPECT_EQ(Check(attempt, other, &size).error_code(), grpc::StatusCode::PERMISSION_DENIED);
   }
   QUERN_ASSERT_OK_AND_ASSIGN(const uint64_t size, FileSize(path));
-  EXPECT_EQ(Read(attempt.id(), {Range(0, path, size, 1)}, &read).error_code(), grpc::StatusCode::OUT_OF_RANGE);
-  EXPECT_EQ(Read(attempt.id(), {Range(0, path, UINT64_MAX, 2)}, &read).error_code(), grpc::StatusCode::OUT_OF_RANGE);
-  EXPECT_EQ(Read(attempt.id(), {Range(0, path, 0, 0)}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(Read(attempt.id(), {Range(0, "", 0, 1)}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Read(attempt.id(), {{0, path, size, 1}}, &read).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(Read(attempt.id(), {{0, path, UINT64_MAX, 2}}, &read).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(Read(attempt.id(), {{0, path, 0, 0}}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Read(attempt.id(), {{0, "", 0, 1}}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(DataServiceTest, ChangedSourceIsTold) {
@@ -321,7 +374,7 @@ TEST_F(DataServiceTest, ChangedSourceIsTold) {
   // Another file with the same bytes.
   QUERN_ASSERT_OK(WriteFileDurably(path, content));
   std::vector<std::string> read;
-  const grpc::Status status = Read(attempt.id(), {Range(0, path, 0, 1)}, &read);
+  const grpc::Status status = Read(attempt.id(), {{0, path, 0, 1}}, &read);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(ReasonIn(status), "SOURCE_CHANGED");
   uint64_t size = 0;
@@ -335,8 +388,8 @@ TEST_F(DataServiceTest, FencedAttemptsGetNothingAndSendNothing) {
   const DesiredAttempt attempt = NextGrant();
   const std::string& path = attempt.spec().source_files(0).path();
   const uint64_t size = attempt.spec().write_shard().file_size();
-  Upload upload(data_.get(), attempt.id(), size, 0);
-  EXPECT_EQ(upload.Durable(), 0);
+  Upload upload(this, attempt.id(), size, 0);
+  EXPECT_EQ(upload.have(), 0);
   upload.Send(0, "abc");
   EXPECT_EQ(upload.Durable(), 3);
   grpc::ClientContext context;
@@ -349,37 +402,37 @@ TEST_F(DataServiceTest, FencedAttemptsGetNothingAndSendNothing) {
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(ReasonIn(ended), "FENCED");
   EXPECT_EQ(FileSize(attempt.output_path()).value_or(0), 3);
-  EXPECT_EQ(ReasonIn(Upload(data_.get(), attempt.id(), size, 3).End()), "FENCED");
+  EXPECT_EQ(ReasonIn(Upload(this, attempt.id(), size, 3).End()), "FENCED");
   std::vector<std::string> read;
-  EXPECT_EQ(ReasonIn(Read(attempt.id(), {Range(0, path, 0, 1)}, &read)), "FENCED");
+  EXPECT_EQ(ReasonIn(Read(attempt.id(), {{0, path, 0, 1}}, &read)), "FENCED");
   quern::v1::AttemptId unknown = attempt.id();
   unknown.set_attempt(77);
-  EXPECT_EQ(ReasonIn(Read(unknown, {Range(0, path, 0, 1)}, &read)), "FENCED");
+  EXPECT_EQ(ReasonIn(Read(unknown, {{0, path, 0, 1}}, &read)), "FENCED");
   unknown.set_job("nonsense");
-  EXPECT_EQ(Read(unknown, {Range(0, path, 0, 1)}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Read(unknown, {{0, path, 0, 1}}, &read).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(DataServiceTest, UploadGoesOnAfterABreakAndTheNewerStreamWins) {
   Create();
   const DesiredAttempt attempt = NextGrant();
   const std::string content = Shard(attempt);
-  Upload first(data_.get(), attempt.id(), content.size(), 0);
-  EXPECT_EQ(first.Durable(), 0);
+  Upload first(this, attempt.id(), content.size(), 0);
+  EXPECT_EQ(first.have(), 0);
   first.Send(0, content.substr(0, 1000));
   EXPECT_EQ(first.Durable(), 1000);
   first.Send(1000, content.substr(1000, 500));
   EXPECT_EQ(first.Durable(), 1500);
   // The answer of the last one may have been lost.
-  Upload second(data_.get(), attempt.id(), content.size(), 1000);
-  EXPECT_EQ(second.Durable(), 1500);
+  Upload second(this, attempt.id(), content.size(), 1000);
+  EXPECT_EQ(second.have(), 1500);
   first.Send(1500, content.substr(1500, 10));
   EXPECT_EQ(first.End().error_code(), grpc::StatusCode::ABORTED);
   second.Send(1500, content.substr(1500, 10));
   EXPECT_EQ(second.Durable(), 1510);
   second.Send(1500, content.substr(1500, 10));
   EXPECT_EQ(second.End().error_code(), grpc::StatusCode::ABORTED);
-  Upload garbled(data_.get(), attempt.id(), content.size(), 1510);
-  EXPECT_EQ(garbled.Durable(), 1510);
+  Upload garbled(this, attempt.id(), content.size(), 1510);
+  EXPECT_EQ(garbled.have(), 1510);
   garbled.Send(1510, content.substr(1510, 10), /*garble=*/true);
   EXPECT_EQ(garbled.End().error_code(), grpc::StatusCode::ABORTED);
   EXPECT_EQ(FileSize(attempt.output_path()).value_or(0), 1510);
@@ -390,8 +443,8 @@ TEST_F(DataServiceTest, UploadGoesOnAfterARestart) {
   const DesiredAttempt attempt = NextGrant();
   const std::string content = Shard(attempt);
   {
-    Upload upload(data_.get(), attempt.id(), content.size(), 0, 1000);
-    EXPECT_EQ(upload.Durable(), 0);
+    Upload upload(this, attempt.id(), content.size(), 0, 1000);
+    EXPECT_EQ(upload.have(), 0);
     upload.Send(0, content.substr(0, 1000));
     EXPECT_EQ(upload.Durable(), 1000);
     upload.Send(1000, content.substr(1000, 600));  // never acknowledged
@@ -400,29 +453,25 @@ TEST_F(DataServiceTest, UploadGoesOnAfterARestart) {
   }
   Stop();
   Start();
-  Upload upload(data_.get(), attempt.id(), content.size(), 1000, content.size());
-  EXPECT_EQ(upload.Durable(), 1000) << "what no sender was told of is not trusted";
+  Upload upload(this, attempt.id(), content.size(), 1000, content.size());
+  EXPECT_EQ(upload.have(), 1000) << "what no sender was told of is not trusted";
   for (uint64_t at = 1000; at < content.size(); at += kLargestChunk) upload.Send(at, content.substr(at, kLargestChunk));
   EXPECT_EQ(upload.Durable(), content.size());
   upload.Finish();
-  WriteShardResponse response;
-  ASSERT_TRUE(upload.Answer(&response));
-  EXPECT_TRUE(response.finished());
+  ASSERT_TRUE(upload.Finished());
   EXPECT_THAT(ReadFileToString(attempt.output_path()), IsOkAndHolds(content));
   // The answer was lost: the end is told again.
-  Upload again(data_.get(), attempt.id(), content.size(), content.size());
-  EXPECT_EQ(again.Durable(), content.size());
+  Upload again(this, attempt.id(), content.size(), content.size());
+  EXPECT_EQ(again.have(), content.size());
   again.Finish();
-  ASSERT_TRUE(again.Answer(&response));
-  EXPECT_TRUE(response.finished());
+  ASSERT_TRUE(again.Finished());
   EXPECT_THAT(ReadFileToString(attempt.output_path()), IsOkAndHolds(content));
 }
 
 TEST_F(DataServiceTest, LostBytesAreTold) {
   Create();
   const DesiredAttempt attempt = NextGrant();
-  EXPECT_EQ(Upload(data_.get(), attempt.id(), attempt.spec().write_shard().file_size(), 10).End().error_code(),
-            grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(Upload(this, attempt.id(), attempt.spec().write_shard().file_size(), 10).End().error_code(), grpc::StatusCode::DATA_LOSS);
 }
 
 TEST_F(DataServiceTest, WrongUploadsAreRefused) {
@@ -430,36 +479,74 @@ TEST_F(DataServiceTest, WrongUploadsAreRefused) {
   const DesiredAttempt attempt = NextGrant();
   const uint64_t size = attempt.spec().write_shard().file_size();
   for (const uint64_t other : {uint64_t{0}, uint64_t{4}, size - 1, size + 1, uint64_t{1} << 50, UINT64_MAX}) {
-    EXPECT_EQ(Upload(data_.get(), attempt.id(), other, 0).End().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << other;
+    EXPECT_EQ(Upload(this, attempt.id(), other, 0).End().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << other;
   }
   EXPECT_FALSE(FileExists(attempt.output_path()));
   {
-    Upload longer(data_.get(), attempt.id(), size, 0, size);
-    EXPECT_EQ(longer.Durable(), 0);
+    Upload longer(this, attempt.id(), size, 0, size);
+    EXPECT_EQ(longer.have(), 0);
     for (uint64_t at = 0; at <= size; at += kLargestChunk) longer.Send(at, std::string(kLargestChunk, 'x'));
     EXPECT_EQ(longer.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   }
   const uint64_t have = FileSize(attempt.output_path()).value_or(0);
   {
-    Upload early(data_.get(), attempt.id(), size, 0);
-    EXPECT_EQ(early.Durable(), have);
+    Upload early(this, attempt.id(), size, 0);
+    EXPECT_EQ(early.have(), have);
     early.Finish();
     EXPECT_EQ(early.End().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   }
   {
-    Upload large(data_.get(), attempt.id(), size, 0);
-    EXPECT_EQ(large.Durable(), have);
+    Upload large(this, attempt.id(), size, 0);
+    EXPECT_EQ(large.have(), have);
     large.Send(0, std::string(kLargestChunk + 1, 'x'));
     EXPECT_EQ(large.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   }
-  grpc::ClientContext context;
-  const auto stream = data_->WriteShard(&context);
-  WriteShardRequest request;
-  request.mutable_chunk()->set_data("no opening");
-  stream->Write(request);
-  WriteShardResponse response;
-  EXPECT_FALSE(stream->Read(&response));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  for (const Kind kind : {Kind::kRange, Kind::kDurable, Kind::kEnd, static_cast<Kind>(0), static_cast<Kind>(99)}) {
+    Upload other(this, attempt.id(), size, 0);
+    std::string frame;
+    AppendFrame({.kind = kind}, "", &frame);
+    other.SendBytes(frame);
+    EXPECT_EQ(other.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << static_cast<uint32_t>(kind);
+  }
+}
+
+TEST_F(DataServiceTest, TicketsLetOneConnectionIn) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  const std::string& path = attempt.spec().source_files(0).path();
+  std::string ticket;
+  ASSERT_TRUE(AskForSource(attempt.id(), &ticket).ok());
+  const std::unique_ptr<LinkConnection> first = Dial(address_, ticket);
+  std::string range;
+  AppendFrame({.kind = Kind::kRange, .length = 8}, path, &range);
+  QUERN_ASSERT_OK(first->Write(range.data(), range.size()));
+  EXPECT_EQ(Next(*first)->payload.size(), 8);
+  EXPECT_FALSE(Next(*Dial(address_, ticket)).has_value()) << "it was used";
+  EXPECT_FALSE(Next(*Dial(address_, NewTicket())).has_value()) << "nobody has it";
+  ASSERT_TRUE(AskForSource(attempt.id(), &ticket).ok());
+  std::string wrong = ticket;
+  wrong[40] = wrong[40] == '0' ? '1' : '0';
+  // The right name with another ticket: it is refused, and the right one is good still.
+  const UniqueFd fd = ConnectTo(JoinPath(directory_.path(), "s.sock"));
+  const std::string opening = Greeting(ticket) + wrong;
+  ASSERT_EQ(send(fd.get(), opening.data(), opening.size(), MSG_NOSIGNAL), static_cast<ssize_t>(opening.size()));
+  char byte;
+  EXPECT_LE(recv(fd.get(), &byte, 1, 0), 0);
+  const std::unique_ptr<LinkConnection> second = Dial(address_, ticket);
+  QUERN_ASSERT_OK(second->Write(range.data(), range.size()));
+  EXPECT_EQ(Next(*second)->payload.size(), 8);
+}
+
+TEST_F(DataServiceTest, GreetingMayComeInPieces) {
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  std::string ticket;
+  ASSERT_TRUE(AskForSource(attempt.id(), &ticket).ok());
+  LinkConnection connection(ConnectTo(JoinPath(directory_.path(), "s.sock")));
+  std::string opening = Greeting(ticket) + ticket;
+  AppendFrame({.kind = Kind::kRange, .length = 8}, attempt.spec().source_files(0).path(), &opening);
+  for (const char byte : opening) QUERN_ASSERT_OK(connection.Write(&byte, 1));
+  EXPECT_EQ(Next(connection)->payload.size(), 8);
 }
 
 TEST_F(DataServiceTest, ResultOfAJobIsListedAndRead) {
@@ -500,15 +587,17 @@ TEST_F(DataServiceTest, ResultOfAJobIsListedAndRead) {
     read_request.set_job(job.name());
     read_request.set_name(name);
     read_request.set_offset(offset);
-    const auto stream = data_->ReadResult(&context, read_request);
     quern::v1::ReadResultResponse response;
     bytes->clear();
-    while (stream->Read(&response)) {
-      EXPECT_EQ(response.chunk().offset(), offset + bytes->size());
-      EXPECT_EQ(response.chunk().xxh3(), Xxh3Of(response.chunk().data().data(), response.chunk().data().size()));
-      *bytes += response.chunk().data();
+    if (const grpc::Status asked = data_->ReadResult(&context, read_request, &response); !asked.ok()) return asked;
+    const std::unique_ptr<LinkConnection> connection = Dial(address_, response.ticket());
+    std::optional<Frame> frame;
+    while ((frame = Next(*connection)).has_value() && frame->head.kind == Kind::kChunk) {
+      EXPECT_EQ(frame->head.offset, offset + bytes->size());
+      EXPECT_EQ(frame->head.xxh3, Xxh3Of(frame->payload.data(), frame->payload.size()));
+      *bytes += frame->payload;
     }
-    return stream->Finish();
+    return frame.has_value() ? EndOf(*frame) : grpc::Status(grpc::StatusCode::UNKNOWN, "the connection ended without a word");
   };
   std::string bytes;
   for (const auto& file : list.files()) {
@@ -530,21 +619,20 @@ TEST_F(DataServiceTest, ResultOfAJobIsListedAndRead) {
   }
 }
 
-TEST_F(DataServiceTest, StoppingEndsOpenStreams) {
+TEST_F(DataServiceTest, StoppingEndsOpenConnections) {
   Create();
   const DesiredAttempt attempt = NextGrant();
-  grpc::ClientContext context;
-  const auto idle = data_->ReadSource(&context);
-  ReadSourceRequest request;
-  *request.mutable_attempt() = attempt.id();
-  idle->Write(request);
-  Upload upload(data_.get(), attempt.id(), attempt.spec().write_shard().file_size(), 0);
-  EXPECT_EQ(upload.Durable(), 0);
+  std::string ticket, unused;
+  ASSERT_TRUE(AskForSource(attempt.id(), &ticket).ok());
+  ASSERT_TRUE(AskForSource(attempt.id(), &unused).ok());
+  const std::unique_ptr<LinkConnection> idle = Dial(address_, ticket);
+  std::string range;
+  AppendFrame({.kind = Kind::kRange, .length = 8}, attempt.spec().source_files(0).path(), &range);
+  QUERN_ASSERT_OK(idle->Write(range.data(), range.size()));
+  EXPECT_EQ(Next(*idle)->payload.size(), 8);
+  EXPECT_EQ(server_->figures().data_connections, 1);
   Stop();
-  ReadSourceResponse response;
-  EXPECT_FALSE(idle->Read(&response));
-  EXPECT_EQ(idle->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_EQ(upload.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_FALSE(Next(*idle).has_value());
 }
 
 }  // namespace

@@ -66,8 +66,15 @@ class LimitsTest : public testing::Test {
 
 class ConnectionLimitsTest : public LimitsTest {
  protected:
-  // From `host` of this machine.
+  // From `host` of this machine, with the first words of an HTTP/2 client.
   UniqueFd Connect(const char* host) {
+    UniqueFd fd = ConnectSilently(host);
+    constexpr absl::string_view kOpening("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 24 + 9);
+    // One that is refused may be closed already.
+    send(fd.get(), kOpening.data(), kOpening.size(), MSG_NOSIGNAL);
+    return fd;
+  }
+  UniqueFd ConnectSilently(const char* host) {
     int port = 0;
     const std::string& address = server_->addresses()[0];
     EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
@@ -106,6 +113,19 @@ TEST_F(ConnectionLimitsTest, OneAddressTakesSoManyAndOthersAreServed) {
   first.Reset();
   while (!IsServed(Connect("127.0.0.2"))) {
   }
+}
+
+TEST_F(ConnectionLimitsTest, SilentConnectionsAreClosed) {
+  ServerOptions options;
+  options.addresses = {"127.0.0.1:0"};
+  options.limits.handshake = absl::Milliseconds(100);
+  Start(std::move(options));
+  EXPECT_FALSE(IsServed(ConnectSilently("127.0.0.2")));
+  // Also those that begin like the data plane and go no further.
+  const UniqueFd half = ConnectSilently("127.0.0.2");
+  ASSERT_EQ(send(half.get(), "quern-data", 10, MSG_NOSIGNAL), 10);
+  EXPECT_FALSE(IsServed(half));
+  EXPECT_TRUE(IsServed(Connect("127.0.0.2")));
 }
 
 class CallLimitsTest : public LimitsTest {

@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -16,10 +17,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/link/ticket.h"
 #include "base/status_macros.h"
 
 namespace quern::daemon {
@@ -33,6 +36,7 @@ constexpr int kDoors = 16;
 // Descriptors for everything but connections.
 constexpr int kOwnFiles = 4096;
 constexpr int kPauseMilliseconds = 100;
+constexpr int kSilentCheckMilliseconds = 500;
 
 absl::Status FillAddress(const std::string& path, sockaddr_un* address) {
   *address = {};
@@ -147,14 +151,16 @@ absl::Status ListeningSocket::OpenTcp(const std::string& text) {
   return status;
 }
 
-Acceptor::Acceptor(int most_connections, int most_of_a_peer, Clock* clock, LogLine log)
-    : log_(log, clock, kLinesPerSecond), refused_(std::move(log), clock, kLinesPerSecond) {
+Acceptor::Acceptor(Options options)
+    : options_(std::move(options)),
+      log_(options_.log, options_.clock, kLinesPerSecond),
+      refused_(options_.log, options_.clock, kLinesPerSecond) {
   rlimit files = {};
   const int limit = getrlimit(RLIMIT_NOFILE, &files) == 0 ? static_cast<int>(std::min<rlim_t>(files.rlim_cur, 1 << 20)) : 1024;
   first_ = std::min(kOwnFiles, limit / 2);
-  most_ = std::min(most_connections, limit - first_);
-  peers_ = std::make_unique<ConnectionCounts>(most_of_a_peer > 0 ? most_of_a_peer : std::max(1, most_ - most_ / 4), clock,
-                                              [](int connection) { return fcntl(connection, F_GETFD) >= 0; });
+  most_ = std::min(options_.most, limit - first_);
+  peers_ = std::make_unique<ConnectionCounts>(options_.most_of_a_peer > 0 ? options_.most_of_a_peer : std::max(1, most_ - most_ / 4),
+                                              options_.clock, [](int connection) { return fcntl(connection, F_GETFD) >= 0; });
 }
 
 Acceptor::~Acceptor() { Stop(); }
@@ -182,6 +188,16 @@ void Acceptor::Add(ListeningSocket socket, grpc::ServerBuilder& builder, const M
 absl::Status Acceptor::Start() {
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) return ErrnoToStatus(errno, "eventfd", "of the listeners");
+  events_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!events_) return ErrnoToStatus(errno, "epoll_create", "of the listeners");
+  std::vector<int> watched = {wake_.get()};
+  for (const Port& port : ports_) {
+    for (const UniqueFd& fd : port.socket.fds()) watched.push_back(fd.get());
+  }
+  for (const int fd : watched) {
+    epoll_event event = {.events = EPOLLIN, .data = {.fd = fd}};
+    if (epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return ErrnoToStatus(errno, "epoll_ctl", "of the listeners");
+  }
   thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();
 }
@@ -192,30 +208,43 @@ void Acceptor::Stop() {
     if (write(wake_.get(), &one, sizeof(one)) != sizeof(one)) return;  // cannot be: the counter was 0
     thread_.join();
   }
+  silent_.clear();
   ports_.clear();
 }
 
 void Acceptor::Run() {
-  std::vector<pollfd> waiting{{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
-  std::vector<Port*> owners{nullptr};
+  std::map<int, Port*> owners;
   for (Port& port : ports_) {
-    for (const UniqueFd& fd : port.socket.fds()) {
-      waiting.push_back({.fd = fd.get(), .events = POLLIN, .revents = 0});
-      owners.push_back(&port);
-    }
+    for (const UniqueFd& fd : port.socket.fds()) owners[fd.get()] = &port;
   }
-  bool pause = false;
+  std::array<epoll_event, kMostAtOnce> ready;
   while (true) {
+    const int count = epoll_wait(events_.get(), ready.data(), ready.size(), silent_.empty() ? -1 : kSilentCheckMilliseconds);
+    bool pause = false;
+    for (int i = 0; i < count; ++i) {
+      const int fd = ready[i].data.fd;
+      if (fd == wake_.get()) return;
+      const auto listener = owners.find(fd);
+      if (listener == owners.end()) {
+        Judge(fd);
+      } else if (!AcceptFrom(*listener->second, fd)) {
+        pause = true;
+      }
+    }
+    CloseSilent();
     // Without descriptors there is nothing to do but to wait for some to be closed.
-    const int ready = poll(waiting.data(), pause ? 1 : waiting.size(), pause ? kPauseMilliseconds : -1);
-    pause = false;
-    if (ready < 0) continue;
-    if (waiting[0].revents != 0) return;
-    for (size_t i = 1; i < waiting.size(); ++i) {
-      if (waiting[i].revents != 0 && !AcceptFrom(*owners[i], waiting[i].fd)) pause = true;
-      waiting[i].revents = 0;
+    if (pause) {
+      pollfd stop = {.fd = wake_.get(), .events = POLLIN, .revents = 0};
+      if (poll(&stop, 1, kPauseMilliseconds) > 0) return;
     }
   }
+}
+
+void Acceptor::CloseSilent() {
+  const absl::Duration now = options_.clock->Monotonic();
+  if (silent_.empty() || now < next_check_) return;
+  next_check_ = now + absl::Milliseconds(kSilentCheckMilliseconds);
+  std::erase_if(silent_, [now](const auto& entry) { return entry.second.until <= now; });
 }
 
 bool Acceptor::AcceptFrom(Port& port, int listener) {
@@ -252,13 +281,39 @@ bool Acceptor::AcceptFrom(Port& port, int listener) {
       log_.Write(
           absl::StrCat("audit event=connection listener=", LogValue(port.socket.address()), " from=", LogValue(PeerOf(connection.get()))));
     }
-    Door& door = DoorFor(port, connection.get());
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
-    parameters.listener_fd = listener;
-    parameters.fd = connection.release();
-    door.way->HandleNewConnection(&parameters);
+    const int fd = connection.get();
+    // An edge is told again when more has come. One that is there already is told at once.
+    epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data = {.fd = fd}};
+    if (epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd, &event) != 0) continue;
+    silent_[fd] = {&port, listener, options_.clock->Monotonic() + options_.opening, std::move(connection)};
   }
   return true;
+}
+
+void Acceptor::Judge(int connection) {
+  const auto found = silent_.find(connection);
+  if (found == silent_.end()) return;
+  std::array<char, kGreetingSize> bytes;
+  const ssize_t n = recv(connection, bytes.data(), bytes.size(), MSG_PEEK);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  const Opening opening = n <= 0 ? Opening::kOther : JudgeOpening(absl::string_view(bytes.data(), n));
+  if (opening == Opening::kTooShort) return;
+  Silent silent = std::move(found->second);
+  silent_.erase(found);
+  // It would be told of for as long as the descriptor is open, whoever has it.
+  if (n <= 0 || epoll_ctl(events_.get(), EPOLL_CTL_DEL, connection, nullptr) != 0) return;
+  if (opening == Opening::kGreeting) {
+    if (recv(connection, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return;
+    const std::string peer = PeerOf(connection);
+    options_.take_data(std::move(silent.socket), std::string(TicketNameIn(absl::string_view(bytes.data(), bytes.size()))),
+                       silent.port->socket.endpoint(), peer);
+    return;
+  }
+  Door& door = DoorFor(*silent.port, connection);
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+  parameters.listener_fd = silent.listener;
+  parameters.fd = silent.socket.release();
+  door.way->HandleNewConnection(&parameters);
 }
 
 int Acceptor::OpenConnections() const {

@@ -1,7 +1,8 @@
 // Where the coordinator listens, and who is let in.
 //
 // Quern accepts connections itself and hands them to gRPC. gRPC's own listeners take any number of connections, stop for good when the
-// process runs out of descriptors, and do not tell who is at the other end of a unix socket.
+// process runs out of descriptors, and do not tell who is at the other end of a unix socket. And the data plane has connections at the same
+// addresses: the first bytes tell which is which.
 #ifndef QUERN_DAEMON_RPC_LISTENER_H_
 #define QUERN_DAEMON_RPC_LISTENER_H_
 
@@ -9,6 +10,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -16,6 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/endpoint.h"
 #include "base/file.h"
 #include "base/metrics.h"
@@ -61,8 +65,16 @@ class Acceptor {
   // Credentials for the connections of one door; `origin` tells whose they are.
   using MakeCredentials = std::function<std::shared_ptr<grpc::ServerCredentials>(const Endpoint&, std::function<std::string()> origin)>;
 
-  // `most_of_a_peer` 0: three quarters of all.
-  Acceptor(int most_connections, int most_of_a_peer, Clock* clock, LogLine log);
+  struct Options {
+    int most = 4096;
+    int most_of_a_peer = 0;                      // 0: three quarters of all
+    absl::Duration opening = absl::Seconds(10);  // after so long without a first word a connection is closed
+    Clock* clock = Clock::Real();
+    LogLine log;
+    // Takes the connections of the data plane (LinkServer::Take). Does not block.
+    std::function<void(UniqueFd, const std::string& ticket_name, const Endpoint&, const std::string& peer)> take_data;
+  };
+  explicit Acceptor(Options options);
   ~Acceptor();  // Stop, if it was not called
 
   // Before the server is built. A unix socket has a door for each of the first users that come, so that the log can name them.
@@ -88,11 +100,23 @@ class Acceptor {
     std::vector<Door> doors;
   };
 
+  // A connection that has not said yet what it is.
+  struct Silent {
+    Port* port = nullptr;
+    int listener = -1;
+    absl::Duration until;
+    UniqueFd socket;
+  };
+
   void Run();
   // False when there is no descriptor left to accept with.
   bool AcceptFrom(Port& port, int listener);
+  // Hands the connection on, if its first bytes have come.
+  void Judge(int connection);
+  void CloseSilent();
   static Door& DoorFor(Port& port, int connection);
 
+  const Options options_;
   LogLimiter log_;
   LogLimiter refused_;  // apart: a flood of those that are let in is not to hide them
   Counter accepted_, not_accepted_;
@@ -100,7 +124,10 @@ class Acceptor {
   int most_ = 0;
   std::unique_ptr<ConnectionCounts> peers_;
   std::vector<Port> ports_;
-  UniqueFd wake_;
+  UniqueFd wake_, events_;
+  // Of the thread, as long as it runs.
+  std::map<int, Silent> silent_;
+  absl::Duration next_check_;
   std::thread thread_;
 };
 

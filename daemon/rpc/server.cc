@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/byte_size.h"
 #include "base/channel/deadline.h"
-#include "base/data_plane.h"
 #include "base/endpoint.h"
 #include "base/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -37,8 +36,6 @@ void SetLimits(const ServerLimits& limits, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(limits.ping));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, Milliseconds(kFastestPing));
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindow);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kHttp2FrameSize);
   // gRPC puts a message together before it compares its length with the limit, and the length may be any: what waits to be put together
   // has a limit of its own, of all connections, beyond which it ends the calls that hold the most.
   grpc::ResourceQuota buffers("quernd");
@@ -76,8 +73,23 @@ Server::Server(Coordinator* coordinator, const ServerOptions& options)
     : coordinator_(coordinator),
       jobs_(coordinator, options.limits.streams),
       workers_(coordinator->queue(), [this](grpc::ServerContextBase* context) { return guard_->PrincipalOf(context); }),
-      data_(coordinator, options.limits.streams),
-      acceptor_(options.limits.connections, options.limits.connections_per_peer, options.clock, options.log),
+      links_({.tls = options.tls,
+              .handshake = options.limits.handshake,
+              .stalled = options.limits.streams.stalled,
+              .most = static_cast<size_t>(options.limits.data_connections),
+              .clock = options.clock,
+              .log = options.log}),
+      data_(coordinator, &links_),
+      acceptor_({.most = options.limits.connections,
+                 .most_of_a_peer = options.limits.connections_per_peer,
+                 .opening = options.limits.handshake,
+                 .clock = options.clock,
+                 .log = options.log,
+                 .take_data =
+                     [this, tls = options.tls.all()](UniqueFd socket, const std::string& ticket_name, const Endpoint& endpoint,
+                                                     const std::string& peer) {
+                       links_.Take(std::move(socket), ticket_name, tls && endpoint.kind != Endpoint::Kind::kUnix, peer);
+                     }}),
       tls_watch_(options.tls, options.log) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(Coordinator* coordinator, const std::vector<std::string>& addresses) {
@@ -143,7 +155,7 @@ Server::Figures Server::figures() {
   figures.connections = acceptor_.OpenConnections();
   figures.accepted = acceptor_.accepted();
   figures.not_accepted = acceptor_.not_accepted();
-  figures.data_streams = data_.OpenStreams();
+  figures.data_connections = links_.open_connections();
   figures.data_sent = data_.bytes_sent().value();
   figures.data_received = data_.bytes_received().value();
   figures.synchronize_waiting = workers_.seconds(/*may_wait=*/true).Read();
@@ -157,7 +169,7 @@ void Server::Shutdown() {
   acceptor_.Stop();
   coordinator_->Shutdown();
   jobs_.Shutdown();
-  data_.Shutdown();
+  links_.Shutdown();
   // gRPC itself would wait for clients to close their connections, which one that is idle does not do. What counts is that calls are
   // answered.
   calls_.AwaitNone(kShutdownPatience);

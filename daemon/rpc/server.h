@@ -20,6 +20,7 @@
 #include "daemon/rpc/coordinator.h"
 #include "daemon/rpc/data_service.h"
 #include "daemon/rpc/guard.h"
+#include "daemon/rpc/link_server.h"
 #include "daemon/rpc/listener.h"
 #include "daemon/rpc/log_limiter.h"
 #include "daemon/rpc/services.h"
@@ -37,7 +38,8 @@ struct ServerLimits {
   int calls_per_caller = 12288;                  // of one token and certificate; workers of a farm may share both
   int calls_per_connection = 256;                // further ones wait at the client
   uint64_t buffers = 256 * kMiB;                 // bytes that have come and wait to be whole messages
-  absl::Duration handshake = absl::Seconds(10);  // until a connection has said what it is
+  int data_connections = 2048;                   // of the data plane, open at a time; each has a thread
+  absl::Duration handshake = absl::Seconds(10);  // until a connection has said what it is, and again until it has shown its certificate
   absl::Duration idle = absl::Minutes(5);        // a connection without calls is closed
   absl::Duration ping = absl::Seconds(30);       // a connection that answers none for as long again is closed
   StreamLimits streams;
@@ -76,7 +78,7 @@ class Server {
     std::map<std::string, uint64_t> refused_calls;  // by the name of the status code
     int connections = 0;
     uint64_t accepted = 0, not_accepted = 0;
-    size_t data_streams = 0;
+    size_t data_connections = 0;
     uint64_t data_sent = 0, data_received = 0;
     Histogram::Snapshot synchronize_waiting, synchronize_prompt;
   };
@@ -95,6 +97,7 @@ class Server {
   std::unique_ptr<Guard> guard_;
   JobsService jobs_;
   WorkersService workers_;
+  LinkServer links_;
   DataService data_;
   CallCounter calls_;
   Acceptor acceptor_;

@@ -29,22 +29,29 @@ std::string ReasonOf(const absl::Status& status) {
   return payload.has_value() ? std::string(*payload) : "";
 }
 
+std::string ToErrorStatus(const absl::Status& status) {
+  if (status.ok()) return "";
+  quern::v1::ErrorStatus error;
+  error.set_code(status.raw_code());
+  error.set_message(Shortened(status.message()));
+  if (const std::string reason = ReasonOf(status); !reason.empty()) {
+    quern::v1::ErrorInfo info;
+    info.set_reason(reason);
+    info.set_domain("quern");
+    google::protobuf::Any& any = *error.add_details();
+    any.set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
+    any.set_value(info.SerializeAsString());
+  }
+  return error.SerializeAsString();
+}
+
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   // The codes of absl and gRPC are the same numbers.
   const auto code = static_cast<grpc::StatusCode>(status.raw_code());
   const std::string message = Shortened(status.message());
-  const std::string reason = ReasonOf(status);
-  if (reason.empty()) return grpc::Status(code, message);
-  quern::v1::ErrorInfo info;
-  info.set_reason(reason);
-  info.set_domain("quern");
-  quern::v1::ErrorStatus details;
-  details.set_code(status.raw_code());
-  google::protobuf::Any& any = *details.add_details();
-  any.set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
-  any.set_value(info.SerializeAsString());
-  return grpc::Status(code, message, details.SerializeAsString());
+  // Trailers are short: without a reason the details would say everything once more.
+  return ReasonOf(status).empty() ? grpc::Status(code, message) : grpc::Status(code, message, ToErrorStatus(status));
 }
 
 }  // namespace quern::daemon

@@ -15,7 +15,9 @@ absl::Status WithReason(absl::Status status, absl::string_view reason);
 // Empty when there is none.
 std::string ReasonOf(const absl::Status& status);
 
-// The same code and message; the reason as a google.rpc.ErrorInfo in the details.
+// The same code and message, the reason as a google.rpc.ErrorInfo in the details: a serialized quern.v1.ErrorStatus, empty for OK.
+std::string ToErrorStatus(const absl::Status& status);
+// Likewise, with those details.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace quern::daemon

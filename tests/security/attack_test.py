@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -329,20 +330,104 @@ def inspect_by_hand(coordinator, path):
     return http2.grpc_message(connection.text[1])
 
 
-def results_hold_nothing_else(coordinator):
-    """Who may read results gets the files that their manifest lists, by their names there, and nothing by any other."""
+def ask_for_result(coordinator, name, token):
+    """A ticket for a file of the first job's result, or what the coordinator has against it."""
     code, listed, err = coordinator.quern("jobs", "--json", token=coordinator.tokens["read"])
     check(code == 0, err)
     job = next(job["name"] for job in json.loads(listed)["jobs"] if job["state"] == "SUCCEEDED")
+    connection = http2.Connection(coordinator.connect(coordinator.client)).start()
+    connection.call(1, http2.grpc_headers("/quern.v1.Data/ReadResult", coordinator.tokens[token]))
+    connection.socket.sendall(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(text_field(1, job) + text_field(2, name))))
+    check(connection.until_ended(1), "the connection was closed")
+    connection.socket.close()
+    answer = connection.body.get(1, b"")
+    return (answer[7:].decode(), b"") if answer else (None, http2.grpc_message(connection.text[1]))
 
+
+def greeting(ticket):
+    return b"quern-data/1 " + hashlib.sha256(ticket.encode()).hexdigest()[:32].encode() + b"\n"
+
+
+def use_ticket(coordinator, ticket, certificate=None, show=None, tls=True, greet=None):
+    """What comes over a data connection, until its end: b"" for one that is refused."""
+    connection = socket.create_connection(("127.0.0.1", coordinator.port), 30)
+    try:
+        connection.sendall(greeting(ticket) if greet is None else greet)
+        if tls:
+            context = ssl.create_default_context(cafile=coordinator.authority.certificate)
+            if certificate is not None:
+                context.load_cert_chain(*certificate)
+            connection = context.wrap_socket(connection, server_hostname="localhost")
+        connection.sendall((show or ticket).encode())
+        came = b""
+        while block := connection.recv(65536):
+            came += block
+        return came
+    except (ssl.SSLError, ConnectionError):
+        return b""
+    finally:
+        connection.close()
+
+
+def data_connections_need_tickets(coordinator):
+    """The data plane's connections: no ticket, one that was used, one that is another's, no TLS, wrong certificates."""
+    ticket, text = ask_for_result(coordinator, "config.json", "read")
+    check(ticket is not None and re.fullmatch("[0-9a-f]{64}", ticket), f"no ticket: {text}")
+    client, config = coordinator.client, (coordinator.root / "out" / "config.json").read_bytes()
+    foreign, expired = coordinator.stranger.sign("laptop"), coordinator.authority.sign("expired", days=-1)
+    other = secrets.token_hex(32)
+    for what, came in [
+            ("a ticket that nobody gave", use_ticket(coordinator, other, client)),
+            ("the name of one ticket with another", use_ticket(coordinator, ticket, client, show=other)),
+            ("its name in place of a ticket", use_ticket(coordinator, ticket, client, show=(greeting(ticket)[13:45] * 2).decode())),
+            ("a ticket in the clear", use_ticket(coordinator, ticket, tls=False)),
+            ("no certificate", use_ticket(coordinator, ticket)),
+            ("a foreign certificate", use_ticket(coordinator, ticket, foreign)),
+            ("an expired certificate", use_ticket(coordinator, ticket, expired))]:
+        check(came == b"", f"{what} got {came[:100]}")
+    came = use_ticket(coordinator, ticket, client)
+    check(config in came, f"the right ticket got {came[:100]}")
+    check(use_ticket(coordinator, ticket, client) == b"", "a ticket was good twice")
+    # By the unix socket, which speaks no TLS, a ticket is as good.
+    ticket, _ = ask_for_result(coordinator, "config.json", "read")
+    local = socket.socket(socket.AF_UNIX)
+    local.connect(str(coordinator.socket))
+    local.sendall(greeting(ticket) + ticket.encode())
+    came = b""
+    while block := local.recv(65536):
+        came += block
+    check(config in came, f"the right ticket got {came[:100]} at the socket")
+    # Nobody gets a thread without a ticket that is good.
+    threads = len(os.listdir(f"/proc/{coordinator.process.pid}/task"))
+    flood = []
+    for i in range(300):
+        connection = socket.create_connection(("127.0.0.1", coordinator.port), 30)
+        connection.sendall(greeting(secrets.token_hex(32)) if i % 3 else b"quern-data/1 " + b"\xff" * 20)
+        flood.append(connection)
+    more = len(os.listdir(f"/proc/{coordinator.process.pid}/task")) - threads
+    check(more < 20, f"connections without tickets took {more} threads")
+    for connection in flood:
+        connection.close()
+    # One that begins as it should and then says nothing is given up, and its ticket is good still.
+    ticket, _ = ask_for_result(coordinator, "config.json", "read")
+    silent = socket.create_connection(("127.0.0.1", coordinator.port), 30)
+    silent.sendall(greeting(ticket))
+    check(use_ticket(coordinator, ticket, client), "another one's silence made a ticket useless")
+    wait_for("a silent data connection is given up", lambda: is_closed(silent))
+    silent.close()
+    log = coordinator.text()
+    for reason in ["there is no such ticket", "the ticket is wrong", "unable to get local issuer certificate", "certificate has expired",
+                   "peer did not return a certificate", "wrong version number", "nothing has moved"]:
+        check(re.search(rf"audit event=data_connection_refused from=ipv4:127\.0\.0\.1:\d+ reason=.*{reason}", log), f"\"{reason}\" is not in the log")
+    check(ticket not in log, "the log holds a ticket")
+    coordinator.check_serves()
+
+
+def results_hold_nothing_else(coordinator):
+    """Who may read results gets the files that their manifest lists, by their names there, and nothing by any other."""
     def read(name, token):
-        connection = http2.Connection(coordinator.connect(coordinator.client)).start()
-        connection.call(1, http2.grpc_headers("/quern.v1.Data/ReadResult", coordinator.tokens[token]))
-        connection.socket.sendall(http2.frame(http2.DATA, http2.END_STREAM, 1, http2.message(text_field(1, job) + text_field(2, name))))
-        check(connection.until_ended(1), "the connection was closed")
-        connection.socket.close()
-        sent = connection.data.get(1, 0)
-        return sent, b"" if sent else http2.grpc_message(connection.text[1])
+        ticket, text = ask_for_result(coordinator, name, token)
+        return (0, text) if ticket is None else (len(use_ticket(coordinator, ticket, coordinator.client)), text)
 
     sent, text = read("config.json", "read")
     check(sent > 0, f"config.json was not sent: {text}")
@@ -762,8 +847,8 @@ def main():
     with Sandbox(programs) as sandbox:
         coordinator = Coordinator(sandbox, source, ["--stream-timeout", "2s", "--metrics-listen", "127.0.0.1:0"])
         for part in [strangers_are_refused, tokens_are_needed, a_worker_joins, paths_stay_below_the_roots, results_hold_nothing_else,
-                     races_do_not_lead_out, planted_links_lead_nowhere, messages_are_limited, slow_clients_are_cut_off, secrets_are_reloaded,
-                     metrics_let_nobody_in]:
+                     data_connections_need_tickets, races_do_not_lead_out, planted_links_lead_nowhere, messages_are_limited,
+                     slow_clients_are_cut_off, secrets_are_reloaded, metrics_let_nobody_in]:
             run(part, coordinator)
         if arguments.only is None:
             all_of_it_is_logged(coordinator)

@@ -72,7 +72,8 @@ class Connection:
         self.initial_window = 65535
         self.text = {}  # stream -> what its headers say, undecoded
         self.ended = set()
-        self.data = {}
+        self.data = {}  # stream -> how many bytes have come
+        self.body = {}  # stream -> the first of them
         self._read = b""
 
     def start(self):
@@ -120,6 +121,7 @@ class Connection:
             self.text[stream] = self.text.get(stream, b"") + payload
         elif kind == DATA:
             self.data[stream] = self.data.get(stream, 0) + len(payload)
+            self.body[stream] = (self.body.get(stream, b"") + payload)[:1024]
         if kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & END_STREAM):
             self.ended.add(stream)
 

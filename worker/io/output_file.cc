@@ -232,10 +232,9 @@ absl::StatusOr<std::string> OutputFile::Finish() {
   writer_.join();
   hasher_.join();
   if (options_.sink != nullptr) {
-    const std::string sha256 = sha_.Finish();
-    QUERN_RETURN_IF_ERROR(options_.sink->Finish(sha256));
+    QUERN_RETURN_IF_ERROR(options_.sink->Finish());
     finished_ = true;
-    return sha256;
+    return sha_.Finish();
   }
   if (ftruncate(fd_.get(), static_cast<off_t>(options_.size)) != 0) return ErrnoToStatus(errno, "truncate", options_.path);
   if (fsync(fd_.get()) != 0) return ErrnoToStatus(errno, "fsync", options_.path);

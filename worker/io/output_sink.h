@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string>
 
 #include "absl/status/status.h"
 
@@ -23,7 +22,7 @@ class OutputSink {
   virtual void Write(const std::byte* data, uint64_t size, std::function<void(absl::Status)> done) = 0;
 
   // After all bytes are done: the output is complete. Blocks until its end is durable, too.
-  virtual absl::Status Finish(const std::string& sha256) = 0;
+  virtual absl::Status Finish() = 0;
 
   // Ends all that is under way and all that comes later with CANCELLED, soon.
   virtual void Cancel() = 0;

@@ -154,8 +154,7 @@ class FakeSink : public OutputSink {
       for (auto& one : std::exchange(waiting_, {})) one();
     });
   }
-  absl::Status Finish(const std::string& sha256) override {
-    EXPECT_EQ(sha256, Sha256Of(ReadFileToString(path_).value_or("")));
+  absl::Status Finish() override {
     finished = true;
     return absl::OkStatus();
   }

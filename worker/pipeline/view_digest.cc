@@ -1,8 +1,8 @@
 #include "worker/pipeline/view_digest.h"
 
-#include <xxhash.h>
-
 #include <cstdlib>
+
+#include "base/xxh3.h"
 
 namespace quern::worker {
 namespace {

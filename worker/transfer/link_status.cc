@@ -22,6 +22,13 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return result;
 }
 
+absl::Status FromErrorStatus(const std::string& serialized) {
+  if (serialized.empty()) return absl::OkStatus();
+  quern::v1::ErrorStatus error;
+  if (!error.ParseFromString(serialized)) return absl::UnavailableError("the coordinator's last word is garbled");
+  return FromGrpc(grpc::Status(static_cast<grpc::StatusCode>(error.code()), error.message(), serialized));
+}
+
 bool IsPassing(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:

@@ -4,6 +4,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
@@ -12,6 +14,8 @@ namespace quern::worker {
 // Code and message, with the failure that the coordinator's reason stands for. An attempt that is fenced fails with LINK_LOST: nobody wants
 // it any more, and nobody is to blame.
 absl::Status FromGrpc(const grpc::Status& status);
+// Likewise, of a serialized quern.v1.ErrorStatus, with which a data connection ends; empty: OK.
+absl::Status FromErrorStatus(const std::string& serialized);
 
 // Whether the same call may succeed a little later: connections that broke, coordinators that are away.
 bool IsPassing(const absl::Status& status);

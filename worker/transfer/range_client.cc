@@ -1,25 +1,18 @@
 #include "worker/transfer/range_client.h"
 
-#include <string.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/channel/await_connected.h"
 #include "base/channel/deadline.h"
-#include "base/data_plane.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
 
 namespace quern::worker {
 namespace {
 
-using quern::v1::ReadSourceRequest;
-using quern::v1::ReadSourceResponse;
-
-// A message of requests stays small, whatever the pipeline has asked for.
-constexpr size_t kMostRanges = 512;
 // Long enough to digest a large header from a slow disk.
 constexpr absl::Duration kCheckTimeout = absl::Seconds(30);
 constexpr absl::Duration kStopPoll = absl::Milliseconds(50);
@@ -30,12 +23,7 @@ absl::Status Garbled(absl::string_view what) { return absl::UnavailableError(abs
 
 RangeClient::RangeClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
                          const LinkOptions& options)
-    : ResumingStream(
-          link->channel, [link](grpc::ClientContext* context) { return link->stub->ReadSource(context); }, options),
-      link_(std::move(link)),
-      attempt_(attempt),
-      stop_(stop),
-      options_(options) {}
+    : ResumingLink(std::move(link), options), attempt_(attempt), stop_(stop) {}
 
 RangeClient::~RangeClient() { Close(); }
 
@@ -83,52 +71,48 @@ void RangeClient::Fetch(const std::string& path, uint64_t offset, std::byte* dat
 
 bool RangeClient::HasWork() { return !ranges_.empty(); }
 
-void RangeClient::OnOpen() {
-  asked_ = 0;
-  opened_ = false;
-  last_path_.clear();
+bool RangeClient::AwaitsAnswer() { return asked_ > 0; }
+
+absl::StatusOr<std::string> RangeClient::AskForTicket(grpc::ClientContext* context) {
+  {
+    MutexLock lock(&mutex_);
+    asked_ = 0;
+    last_path_.clear();
+  }
+  quern::v1::ReadSourceRequest request;
+  *request.mutable_attempt() = attempt_;
+  quern::v1::ReadSourceResponse response;
+  QUERN_RETURN_IF_ERROR(FromGrpc(link_->stub->ReadSource(context, request, &response)));
+  return response.ticket();
 }
 
-bool RangeClient::Take(ReadSourceRequest* request) {
+bool RangeClient::Take(LinkFrame* frame, absl::string_view* payload) {
   if (asked_ == ranges_.size()) return false;
-  request->Clear();
-  if (!opened_) *request->mutable_attempt() = attempt_;
-  opened_ = true;
-  for (; asked_ < ranges_.size() && request->ranges_size() < static_cast<int>(kMostRanges); ++asked_) {
-    const Range& range = ranges_[asked_];
-    ReadSourceRequest::Range& asked = *request->add_ranges();
-    asked.set_number(range.number);
-    if (range.path != last_path_) asked.set_path(range.path);
-    last_path_ = range.path;
-    asked.set_offset(range.offset + range.have);
-    asked.set_size(range.size - range.have);
-  }
+  const Range& range = ranges_[asked_++];
+  *frame = {.kind = LinkFrame::Kind::kRange, .range = range.number, .offset = range.offset + range.have, .length = range.size - range.have};
+  if (range.path != last_path_) *payload = last_path_ = range.path;
   return true;
 }
 
-absl::Status RangeClient::OnResponse(const ReadSourceResponse& response) {
-  for (const quern::v1::Chunk& chunk : response.chunks()) QUERN_RETURN_IF_ERROR(OnChunk(chunk));
-  return absl::OkStatus();
-}
-
-absl::Status RangeClient::OnChunk(const quern::v1::Chunk& chunk) {
+absl::Status RangeClient::OnFrame(const LinkFrame& frame, LinkConnection& connection) {
+  if (frame.kind != LinkFrame::Kind::kChunk) return Garbled("it is no chunk");
   Range* range;
   {
     MutexLock lock(&mutex_);
     if (ranges_.empty() || asked_ == 0) return Garbled("nothing was asked for");
     range = &ranges_.front();
   }
-  const std::string& data = chunk.data();
-  if (chunk.range() != range->number || chunk.offset() != range->offset + range->have || data.empty() ||
-      data.size() > range->size - range->have) {
-    return Garbled(absl::StrCat("bytes at ", chunk.offset(), " of range ", chunk.range(), " came in place of those at ",
+  if (frame.range != range->number || frame.offset != range->offset + range->have || frame.size == 0 ||
+      frame.size > range->size - range->have) {
+    return Garbled(absl::StrCat("bytes at ", frame.offset, " of range ", frame.range, " came in place of those at ",
                                 range->offset + range->have, " of range ", range->number));
   }
-  if (Xxh3Of(data.data(), data.size()) != chunk.xxh3()) {
-    return Garbled(absl::StrCat("bytes at ", chunk.offset(), " of ", range->path, " do not have the digest that came with them"));
+  std::byte* const data = range->data + range->have;
+  QUERN_RETURN_IF_ERROR(ReadPayload(connection, data, frame.size));
+  if (Xxh3Of(data, frame.size) != frame.xxh3) {
+    return Garbled(absl::StrCat("bytes at ", frame.offset, " of ", range->path, " do not have the digest that came with them"));
   }
-  memcpy(range->data + range->have, data.data(), data.size());
-  range->have += data.size();
+  range->have += frame.size;
   if (range->have < range->size) return absl::OkStatus();
   std::function<void(absl::Status)> done = std::move(range->done);
   {

@@ -11,13 +11,13 @@
 #include "quern/v1/data.pb.h"
 #include "worker/io/range_fetcher.h"
 #include "worker/transfer/data_link.h"
-#include "worker/transfer/resuming_stream.h"
+#include "worker/transfer/resuming_link.h"
 
 namespace quern::worker {
 
-// All ranges go through one stream, asked for ahead of their answers, many small ones in a message. A range that was cut is asked for again
-// from its first byte that has not come. Each chunk is compared with its digest before it is taken.
-class RangeClient : public RangeFetcher, private ResumingStream<quern::v1::ReadSourceRequest, quern::v1::ReadSourceResponse> {
+// All ranges go through one connection, asked for ahead of their answers. A range that was cut is asked for again from its first byte that
+// has not come. Each chunk is compared with its digest before it is taken.
+class RangeClient : public RangeFetcher, private ResumingLink {
  public:
   // `stop` outlives it.
   RangeClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
@@ -26,7 +26,7 @@ class RangeClient : public RangeFetcher, private ResumingStream<quern::v1::ReadS
 
   absl::StatusOr<std::vector<uint64_t>> Check(const std::vector<std::string>& paths, bool headers) override;
   void Fetch(const std::string& path, uint64_t offset, std::byte* data, uint64_t size, std::function<void(absl::Status)> done) override;
-  void Cancel() override { CancelStream(); }
+  void Cancel() override { CancelLink(); }
 
  private:
   struct Range {
@@ -40,20 +40,17 @@ class RangeClient : public RangeFetcher, private ResumingStream<quern::v1::ReadS
   };
 
   bool HasWork() override QUERN_REQUIRES(mutex_);
-  void OnOpen() override QUERN_REQUIRES(mutex_);
-  bool Take(quern::v1::ReadSourceRequest* request) override QUERN_REQUIRES(mutex_);
-  absl::Status OnResponse(const quern::v1::ReadSourceResponse& response) override;
+  bool AwaitsAnswer() override QUERN_REQUIRES(mutex_);
+  absl::StatusOr<std::string> AskForTicket(grpc::ClientContext* context) override;
+  bool Take(LinkFrame* frame, absl::string_view* payload) override QUERN_REQUIRES(mutex_);
+  absl::Status OnFrame(const LinkFrame& frame, LinkConnection& connection) override;
   void OnFailure(const absl::Status& status) override;
-  absl::Status OnChunk(const quern::v1::Chunk& chunk);
 
-  const std::shared_ptr<DataLink> link_;
   const quern::v1::AttemptId attempt_;
   const std::atomic<bool>* const stop_;
-  const LinkOptions options_;
   std::deque<Range> ranges_ QUERN_GUARDED_BY(mutex_);  // only the reading thread takes any out
   uint64_t next_number_ QUERN_GUARDED_BY(mutex_) = 0;
   size_t asked_ QUERN_GUARDED_BY(mutex_) = 0;  // of them, over this connection
-  bool opened_ QUERN_GUARDED_BY(mutex_) = false;
   std::string last_path_ QUERN_GUARDED_BY(mutex_);
   absl::Status failure_ QUERN_GUARDED_BY(mutex_);
 };

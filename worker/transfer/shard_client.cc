@@ -5,27 +5,25 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/data_plane.h"
-#include "base/digest.h"
 #include "base/status_macros.h"
 #include "worker/pipeline/run_task.h"
 
 namespace quern::worker {
 namespace {
 
-using quern::v1::WriteShardRequest;
-using quern::v1::WriteShardResponse;
-
 constexpr absl::Duration kFinishPoll = absl::Milliseconds(50);
+
+absl::Status CheckSent(uint64_t durable, uint64_t sent) {
+  if (durable <= sent) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("the coordinator says that it has ", durable, " bytes of the shard, of which only ", sent, " were sent"));
+}
 
 }  // namespace
 
 ShardClient::ShardClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
                          const LinkOptions& options)
-    : ResumingStream(
-          link->channel, [link](grpc::ClientContext* context) { return link->stub->WriteShard(context); }, options),
-      attempt_(attempt),
-      stop_(stop) {}
+    : ResumingLink(std::move(link), options), attempt_(attempt), stop_(stop) {}
 
 ShardClient::~ShardClient() { Close(); }
 
@@ -55,10 +53,9 @@ void ShardClient::Write(const std::byte* data, uint64_t size, std::function<void
   done(failure);
 }
 
-absl::Status ShardClient::Finish(const std::string& sha256) {
+absl::Status ShardClient::Finish() {
   MutexLock lock(&mutex_);
   finish_ = true;
-  sha256_ = sha256;
   Start();
   while (!finished_ && failure_.ok()) {
     changed_.WaitFor(&mutex_, kFinishPoll);
@@ -69,72 +66,78 @@ absl::Status ShardClient::Finish(const std::string& sha256) {
 
 bool ShardClient::HasWork() { return begun_ && !finished_; }
 
-void ShardClient::OnOpen() {
-  open_sent_ = false;
-  answered_ = false;
-  finish_sent_ = false;
+bool ShardClient::AwaitsAnswer() { return finish_sent_ || sent_ - durable_ >= sync_every_; }
+
+absl::StatusOr<std::string> ShardClient::AskForTicket(grpc::ClientContext* context) {
+  quern::v1::WriteShardRequest request;
+  *request.mutable_attempt() = attempt_;
+  uint64_t given;
+  {
+    MutexLock lock(&mutex_);
+    given = given_;
+    request.set_size(size_);
+    request.set_durable(durable_);
+    request.set_sync_every(sync_every_);
+  }
+  quern::v1::WriteShardResponse response;
+  QUERN_RETURN_IF_ERROR(FromGrpc(link_->stub->WriteShard(context, request, &response)));
+  const uint64_t durable = response.durable();
+  if (durable < request.durable()) {
+    return WithFailure(
+        absl::DataLossError(absl::StrCat("the coordinator has ", durable, " bytes of the shard, and had ", request.durable())),
+        quern::v1::LINK_LOST);
+  }
+  QUERN_RETURN_IF_ERROR(CheckSent(durable, given));
+  {
+    MutexLock lock(&mutex_);
+    sent_ = durable;
+    finish_sent_ = false;
+  }
+  TakeDurable(durable);
+  return response.ticket();
 }
 
-bool ShardClient::Take(WriteShardRequest* request) {
-  fill_data_ = nullptr;
-  if (!open_sent_) {
-    open_sent_ = true;
-    WriteShardRequest::Open& open = *request->mutable_open();
-    *open.mutable_attempt() = attempt_;
-    open.set_size(size_);
-    open.set_durable(durable_);
-    open.set_sync_every(sync_every_);
-    return true;
-  }
-  if (!answered_) return false;
+bool ShardClient::Take(LinkFrame* frame, absl::string_view* payload) {
   if (sent_ < given_) {
     const auto piece = std::find_if(pieces_.begin(), pieces_.end(), [next = sent_](const Piece& one) { return next < one.end(); });
-    fill_data_ = piece->data + (sent_ - piece->offset);
-    fill_size_ = std::min(kLargestChunk, piece->end() - sent_);
-    request->mutable_chunk()->set_offset(sent_);  // of the chunk before only the memory is used again
-    sent_ += fill_size_;
+    *payload = absl::string_view(reinterpret_cast<const char*>(piece->data + (sent_ - piece->offset)),
+                                 std::min(kLargestChunk, piece->end() - sent_));
+    *frame = {.kind = LinkFrame::Kind::kChunk, .offset = sent_};
+    sent_ += payload->size();
     return true;
   }
   if (!finish_ || finish_sent_ || sent_ < size_) return false;
   finish_sent_ = true;
-  request->set_finish(sha256_);
+  *frame = {.kind = LinkFrame::Kind::kFinish};
   return true;
 }
 
-void ShardClient::Fill(WriteShardRequest* request) {
-  if (fill_data_ == nullptr) return;
-  quern::v1::Chunk& chunk = *request->mutable_chunk();
-  chunk.mutable_data()->assign(reinterpret_cast<const char*>(fill_data_), fill_size_);
-  chunk.set_xxh3(Xxh3Of(chunk.data().data(), chunk.data().size()));
+absl::Status ShardClient::OnFrame(const LinkFrame& frame, LinkConnection&) {
+  const bool finished = frame.kind == LinkFrame::Kind::kFinished;
+  if ((!finished && frame.kind != LinkFrame::Kind::kDurable) || frame.size != 0) {
+    return absl::UnavailableError("the coordinator's answer is garbled: it is not about the shard");
+  }
+  {
+    MutexLock lock(&mutex_);
+    QUERN_RETURN_IF_ERROR(CheckSent(frame.offset, sent_));
+    finished_ = finished && finish_sent_;
+  }
+  TakeDurable(frame.offset);
+  return absl::OkStatus();
 }
 
-absl::Status ShardClient::OnResponse(const WriteShardResponse& response) {
+void ShardClient::TakeDurable(uint64_t durable) {
   std::vector<std::function<void(absl::Status)>> done;
   {
     MutexLock lock(&mutex_);
-    const uint64_t durable = response.durable();
-    if (durable < durable_) {
-      return WithFailure(absl::DataLossError(absl::StrCat("the coordinator has ", durable, " bytes of the shard, and had ", durable_)),
-                         quern::v1::LINK_LOST);
-    }
-    if (durable > (answered_ ? sent_ : given_)) {
-      return absl::DataLossError(
-          absl::StrCat("the coordinator says that it has ", durable, " bytes of the shard, of which only ", given_, " were sent"));
-    }
-    if (!answered_) {
-      answered_ = true;
-      sent_ = durable;
-    }
-    durable_ = durable;
+    durable_ = std::max(durable_, durable);
     while (!pieces_.empty() && pieces_.front().end() <= durable) {
       done.push_back(std::move(pieces_.front().done));
       pieces_.pop_front();
     }
-    finished_ = response.finished() && finish_;
     changed_.SignalAll();
   }
   for (const auto& one : done) one(absl::OkStatus());
-  return absl::OkStatus();
 }
 
 void ShardClient::OnFailure(const absl::Status& status) {

@@ -10,13 +10,13 @@
 #include "quern/v1/data.pb.h"
 #include "worker/io/output_sink.h"
 #include "worker/transfer/data_link.h"
-#include "worker/transfer/resuming_stream.h"
+#include "worker/transfer/resuming_link.h"
 
 namespace quern::worker {
 
 // Bytes stay in the memory of the caller until the coordinator has them on its disk; after a break it says how far that is, and the rest is
 // sent from there.
-class ShardClient : public OutputSink, private ResumingStream<quern::v1::WriteShardRequest, quern::v1::WriteShardResponse> {
+class ShardClient : public OutputSink, private ResumingLink {
  public:
   // `stop` outlives it.
   ShardClient(std::shared_ptr<DataLink> link, const quern::v1::AttemptId& attempt, const std::atomic<bool>* stop,
@@ -25,8 +25,8 @@ class ShardClient : public OutputSink, private ResumingStream<quern::v1::WriteSh
 
   absl::Status Begin(uint64_t size, uint64_t window) override;
   void Write(const std::byte* data, uint64_t size, std::function<void(absl::Status)> done) override;
-  absl::Status Finish(const std::string& sha256) override;
-  void Cancel() override { CancelStream(); }
+  absl::Status Finish() override;
+  void Cancel() override { CancelLink(); }
 
  private:
   struct Piece {
@@ -38,11 +38,13 @@ class ShardClient : public OutputSink, private ResumingStream<quern::v1::WriteSh
   };
 
   bool HasWork() override QUERN_REQUIRES(mutex_);
-  void OnOpen() override QUERN_REQUIRES(mutex_);
-  bool Take(quern::v1::WriteShardRequest* request) override QUERN_REQUIRES(mutex_);
-  void Fill(quern::v1::WriteShardRequest* request) override;
-  absl::Status OnResponse(const quern::v1::WriteShardResponse& response) override;
+  bool AwaitsAnswer() override QUERN_REQUIRES(mutex_);
+  absl::StatusOr<std::string> AskForTicket(grpc::ClientContext* context) override;
+  bool Take(LinkFrame* frame, absl::string_view* payload) override QUERN_REQUIRES(mutex_);
+  absl::Status OnFrame(const LinkFrame& frame, LinkConnection& connection) override;
   void OnFailure(const absl::Status& status) override;
+  // Bytes [0, durable) are: gives back what they were in.
+  void TakeDurable(uint64_t durable);
 
   const quern::v1::AttemptId attempt_;
   const std::atomic<bool>* const stop_;
@@ -53,17 +55,11 @@ class ShardClient : public OutputSink, private ResumingStream<quern::v1::WriteSh
   uint64_t given_ QUERN_GUARDED_BY(mutex_) = 0;        // bytes [0, given_) were given to Write
   uint64_t durable_ QUERN_GUARDED_BY(mutex_) = 0;
   bool finish_ QUERN_GUARDED_BY(mutex_) = false;
-  std::string sha256_ QUERN_GUARDED_BY(mutex_);
   bool finished_ QUERN_GUARDED_BY(mutex_) = false;
   absl::Status failure_ QUERN_GUARDED_BY(mutex_);
   // Of this connection.
-  bool open_sent_ QUERN_GUARDED_BY(mutex_) = false;
-  bool answered_ QUERN_GUARDED_BY(mutex_) = false;
   uint64_t sent_ QUERN_GUARDED_BY(mutex_) = 0;  // bytes [0, sent_) are there or on their way
   bool finish_sent_ QUERN_GUARDED_BY(mutex_) = false;
-  // Of the writing thread: what Fill adds.
-  const std::byte* fill_data_ = nullptr;
-  uint64_t fill_size_ = 0;
 };
 
 }  // namespace quern::worker
