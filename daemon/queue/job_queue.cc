@@ -1388,6 +1388,7 @@ std::optional<JobQueue::LiveAttempt> JobQueue::FindLiveAttempt(uint64_t id, uint
   LiveAttempt live;
   if (job.tasks[task].record.has_output()) live.path = options_.attempt_path(job.record.spec().output(), task, number);
   live.sends_output = attempt->record.send_output();
+  live.principal = attempt->record.principal();
   return live;
 }
 

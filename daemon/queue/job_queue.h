@@ -251,6 +251,7 @@ class JobQueue {
   struct LiveAttempt {
     std::string path;           // of its file; empty when the task has none
     bool sends_output = false;  // over the data plane, as it was told with its grant
+    std::string principal;      // of the worker that holds it, as Synchronize has it; empty: not known, or nobody was asked
   };
   // An attempt that may still commit and is not to stop; any thread may ask, often.
   std::optional<LiveAttempt> FindLiveAttempt(uint64_t job, uint32_t task, uint32_t attempt);

@@ -50,7 +50,8 @@ absl::StatusOr<std::vector<ManifestFile>> FilesOfResult(const std::string& direc
 
 }  // namespace
 
-DataService::DataService(Coordinator* coordinator, LinkServer* links) : coordinator_(coordinator), links_(links), work_(kThreads) {
+DataService::DataService(Coordinator* coordinator, LinkServer* links, PrincipalOf principal_of)
+    : coordinator_(coordinator), links_(links), principal_of_(std::move(principal_of)), work_(kThreads) {
   sweeper_ = std::make_unique<Ticker>(kSweepInterval, [this] {
     uploads_.Sweep(
         [this](const UploadKey& key) { return coordinator_->queue()->FindLiveAttempt(key.job, key.task, key.attempt).has_value(); });
@@ -59,10 +60,19 @@ DataService::DataService(Coordinator* coordinator, LinkServer* links) : coordina
 
 DataService::~DataService() { sweeper_.reset(); }
 
-grpc::ServerUnaryReactor* DataService::Answer(grpc::CallbackServerContext* context, std::function<absl::Status()> call) {
+grpc::ServerUnaryReactor* DataService::Answer(grpc::CallbackServerContext* context,
+                                              std::function<absl::Status(const std::string& principal)> call) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  work_.Schedule([reactor, call = std::move(call)] { reactor->Finish(ToGrpcStatus(call())); });
+  work_.Schedule([reactor, call = std::move(call), principal = principal_of_(context)] { reactor->Finish(ToGrpcStatus(call(principal))); });
   return reactor;
+}
+
+absl::StatusOr<JobQueue::LiveAttempt> DataService::FindOwnAttempt(const quern::v1::AttemptId& id, const std::string& principal,
+                                                                  UploadKey* key) {
+  QUERN_ASSIGN_OR_RETURN(JobQueue::LiveAttempt attempt, FindAttempt(id, key));
+  if (principal.empty() || attempt.principal.empty() || principal == attempt.principal) return attempt;
+  return absl::PermissionDeniedError(
+      absl::StrCat(TaskName(key->job, key->task), " attempt ", key->attempt, " is of a worker with another token or certificate"));
 }
 
 absl::StatusOr<JobQueue::LiveAttempt> DataService::FindAttempt(const quern::v1::AttemptId& id, UploadKey* key) {
@@ -92,9 +102,9 @@ absl::Status DataService::CheckUpload(const UploadKey& key, const std::string& p
 
 grpc::ServerUnaryReactor* DataService::CheckSource(grpc::CallbackServerContext* context, const quern::v1::CheckSourceRequest* request,
                                                    quern::v1::CheckSourceResponse* response) {
-  return Answer(context, [this, request, response]() -> absl::Status {
+  return Answer(context, [this, request, response](const std::string& principal) -> absl::Status {
     UploadKey key;
-    QUERN_RETURN_IF_ERROR(FindAttempt(request->attempt(), &key).status());
+    QUERN_RETURN_IF_ERROR(FindOwnAttempt(request->attempt(), principal, &key).status());
     QUERN_ASSIGN_OR_RETURN(SourceFiles files, FilesOf(key));
     for (const std::string& path : request->paths()) {
       QUERN_ASSIGN_OR_RETURN(const uint64_t size, files.Check(path, request->headers()));
@@ -106,25 +116,27 @@ grpc::ServerUnaryReactor* DataService::CheckSource(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* DataService::ReadSource(grpc::CallbackServerContext* context, const quern::v1::ReadSourceRequest* request,
                                                   quern::v1::ReadSourceResponse* response) {
-  return Answer(context, [this, request, response]() -> absl::Status {
+  return Answer(context, [this, request, response](const std::string& principal) -> absl::Status {
     UploadKey key;
-    QUERN_RETURN_IF_ERROR(FindAttempt(request->attempt(), &key).status());
-    QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(), links_->Admit([this, attempt = request->attempt()](LinkConnection& connection) {
-      return SendSource(*this, attempt, connection);
-    }));
+    QUERN_RETURN_IF_ERROR(FindOwnAttempt(request->attempt(), principal, &key).status());
+    QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(),
+                           links_->Admit(principal, [this, attempt = request->attempt()](LinkConnection& connection) {
+                             return SendSource(*this, attempt, connection);
+                           }));
     return absl::OkStatus();
   });
 }
 
 grpc::ServerUnaryReactor* DataService::WriteShard(grpc::CallbackServerContext* context, const quern::v1::WriteShardRequest* request,
                                                   quern::v1::WriteShardResponse* response) {
-  return Answer(context, [this, request, response] { return BeginUpload(*request, response); });
+  return Answer(context, [this, request, response](const std::string& principal) { return BeginUpload(*request, principal, response); });
 }
 
-absl::Status DataService::BeginUpload(const quern::v1::WriteShardRequest& request, quern::v1::WriteShardResponse* response) {
+absl::Status DataService::BeginUpload(const quern::v1::WriteShardRequest& request, const std::string& principal,
+                                      quern::v1::WriteShardResponse* response) {
   UploadTurn turn;
   turn.attempt = request.attempt();
-  QUERN_ASSIGN_OR_RETURN(const JobQueue::LiveAttempt attempt, FindAttempt(turn.attempt, &turn.key));
+  QUERN_ASSIGN_OR_RETURN(const JobQueue::LiveAttempt attempt, FindOwnAttempt(turn.attempt, principal, &turn.key));
   if (!attempt.sends_output) return absl::InvalidArgumentError("the attempt writes its file itself, or has none");
   QUERN_RETURN_IF_ERROR(CheckUpload(turn.key, attempt.path, request.size()));
   turn.upload = uploads_.Find(turn.key, attempt.path);
@@ -132,7 +144,7 @@ absl::Status DataService::BeginUpload(const quern::v1::WriteShardRequest& reques
   turn.sync_every = std::max<uint64_t>(request.sync_every(), 1);
   QUERN_ASSIGN_OR_RETURN(turn.turn, turn.upload->Open(request.size(), request.durable(), &turn.durable));
   response->set_durable(turn.durable);
-  QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(), links_->Admit([this, turn = std::move(turn)](LinkConnection& connection) {
+  QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(), links_->Admit(principal, [this, turn = std::move(turn)](LinkConnection& connection) {
     return TakeShard(*this, turn, connection);
   }));
   return absl::OkStatus();
@@ -140,7 +152,7 @@ absl::Status DataService::BeginUpload(const quern::v1::WriteShardRequest& reques
 
 grpc::ServerUnaryReactor* DataService::ListResult(grpc::CallbackServerContext* context, const quern::v1::ListResultRequest* request,
                                                   ListResultResponse* response) {
-  return Answer(context, [this, request, response]() -> absl::Status {
+  return Answer(context, [this, request, response](const std::string&) -> absl::Status {
     QUERN_ASSIGN_OR_RETURN(const auto result, FindResult(request->job()));
     *response = result->list;
     return absl::OkStatus();
@@ -149,10 +161,11 @@ grpc::ServerUnaryReactor* DataService::ListResult(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* DataService::ReadResult(grpc::CallbackServerContext* context, const quern::v1::ReadResultRequest* request,
                                                   quern::v1::ReadResultResponse* response) {
-  return Answer(context, [this, request, response] { return BeginResult(*request, response); });
+  return Answer(context, [this, request, response](const std::string& principal) { return BeginResult(*request, principal, response); });
 }
 
-absl::Status DataService::BeginResult(const quern::v1::ReadResultRequest& request, quern::v1::ReadResultResponse* response) {
+absl::Status DataService::BeginResult(const quern::v1::ReadResultRequest& request, const std::string& principal,
+                                      quern::v1::ReadResultResponse* response) {
   QUERN_ASSIGN_OR_RETURN(const auto result, FindResult(request.job()));
   const auto& files = result->list.files();
   const auto file = std::find_if(files.begin(), files.end(), [&request](const auto& file) { return file.name() == request.name(); });
@@ -160,7 +173,7 @@ absl::Status DataService::BeginResult(const quern::v1::ReadResultRequest& reques
   const std::string path = JoinPath(result->directory, file->name());
   if (request.offset() > file->size()) return absl::OutOfRangeError(absl::StrCat(path, " has ", file->size(), " bytes"));
   QUERN_ASSIGN_OR_RETURN(*response->mutable_ticket(),
-                         links_->Admit([this, path, offset = request.offset(), size = file->size()](LinkConnection& connection) {
+                         links_->Admit(principal, [this, path, offset = request.offset(), size = file->size()](LinkConnection& connection) {
                            return SendResult(*this, path, offset, size, connection);
                          }));
   return absl::OkStatus();

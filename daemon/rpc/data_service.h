@@ -23,8 +23,11 @@ namespace quern::daemon {
 
 class DataService : public quern::v1::Data::CallbackService {
  public:
-  // `coordinator` and `links` outlive it. The latter's connections use it: they have ended before it is destroyed.
-  DataService(Coordinator* coordinator, LinkServer* links);
+  using PrincipalOf = std::function<std::string(grpc::ServerContextBase*)>;
+
+  // `coordinator` and `links` outlive it. The latter's connections use it: they have ended before it is destroyed. `principal_of`: as
+  // Guard::PrincipalOf. An attempt is its holder's: others get PERMISSION_DENIED.
+  DataService(Coordinator* coordinator, LinkServer* links, PrincipalOf principal_of);
   // All calls have ended.
   ~DataService() override;
 
@@ -57,16 +60,21 @@ class DataService : public quern::v1::Data::CallbackService {
   };
 
   // Runs `call`, which may block on files, soon, and ends the call with its status.
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, std::function<absl::Status()> call);
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, std::function<absl::Status(const std::string& principal)> call);
+  // FindAttempt, for its holder.
+  absl::StatusOr<JobQueue::LiveAttempt> FindOwnAttempt(const quern::v1::AttemptId& id, const std::string& principal, UploadKey* key);
   // INVALID_ARGUMENT for another size than that of the task's plan; nothing is opened or allocated on the word of a worker.
   absl::Status CheckUpload(const UploadKey& key, const std::string& path, uint64_t size);
-  absl::Status BeginUpload(const quern::v1::WriteShardRequest& request, quern::v1::WriteShardResponse* response);
-  absl::Status BeginResult(const quern::v1::ReadResultRequest& request, quern::v1::ReadResultResponse* response);
+  absl::Status BeginUpload(const quern::v1::WriteShardRequest& request, const std::string& principal,
+                           quern::v1::WriteShardResponse* response);
+  absl::Status BeginResult(const quern::v1::ReadResultRequest& request, const std::string& principal,
+                           quern::v1::ReadResultResponse* response);
   absl::StatusOr<Result> LoadResult(uint64_t job);
   absl::StatusOr<std::shared_ptr<const Result>> FindResult(const std::string& job);
 
   Coordinator* const coordinator_;
   LinkServer* const links_;
+  const PrincipalOf principal_of_;
   Counter bytes_sent_, bytes_received_;
   ShardUploads uploads_;
   Mutex mutex_;

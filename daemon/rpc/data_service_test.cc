@@ -80,7 +80,10 @@ class DataServiceTest : public testing::Test {
     ASSERT_THAT(coordinator, IsOk());
     coordinator_ = *std::move(coordinator);
     address_ = absl::StrCat("unix:", JoinPath(directory_.path(), "s.sock"));
-    auto server = Server::Start(coordinator_.get(), {address_});
+    ServerOptions server_options;
+    server_options.addresses = {address_};
+    server_options.token_file = token_file_;
+    auto server = Server::Start(coordinator_.get(), std::move(server_options));
     ASSERT_THAT(server, IsOk());
     server_ = *std::move(server);
     grpc::ChannelArguments arguments;
@@ -95,6 +98,11 @@ class DataServiceTest : public testing::Test {
     coordinator_.reset();
   }
 
+  // As the owner of the token that is set, if there is one.
+  void SignIn(grpc::ClientContext& context) const {
+    if (!token_.empty()) context.AddMetadata("authorization", absl::StrCat("Bearer ", token_));
+  }
+
   Job Create() {
     quern::v1::CreateJobRequest request;
     request.set_request_id("request");
@@ -107,6 +115,7 @@ class DataServiceTest : public testing::Test {
     quantize.add_targets("routed_experts");
     quantize.set_max_shard_size(512 * kKiB);
     grpc::ClientContext context;
+    SignIn(context);
     Job job;
     const grpc::Status status = jobs_->CreateJob(&context, request, &job);
     EXPECT_TRUE(status.ok()) << status.error_message();
@@ -135,6 +144,7 @@ class DataServiceTest : public testing::Test {
   }
   SynchronizeResponse Sync(const SynchronizeRequest& request) {
     grpc::ClientContext context;
+    SignIn(context);
     SynchronizeResponse response;
     const grpc::Status status = workers_->Synchronize(&context, request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
@@ -193,6 +203,7 @@ class DataServiceTest : public testing::Test {
   };
   grpc::Status AskForSource(const quern::v1::AttemptId& id, std::string* ticket) {
     grpc::ClientContext context;
+    SignIn(context);
     quern::v1::ReadSourceRequest request;
     *request.mutable_attempt() = id;
     quern::v1::ReadSourceResponse response;
@@ -228,6 +239,7 @@ class DataServiceTest : public testing::Test {
   }
   grpc::Status Check(const DesiredAttempt& attempt, const std::string& path, uint64_t* size) {
     grpc::ClientContext context;
+    SignIn(context);
     quern::v1::CheckSourceRequest request;
     *request.mutable_attempt() = attempt.id();
     request.add_paths(path);
@@ -243,6 +255,7 @@ class DataServiceTest : public testing::Test {
    public:
     Upload(DataServiceTest* test, const quern::v1::AttemptId& id, uint64_t size, uint64_t durable, uint64_t sync_every = 1) {
       grpc::ClientContext context;
+      test->SignIn(context);
       quern::v1::WriteShardRequest request;
       *request.mutable_attempt() = id;
       request.set_size(size);
@@ -306,7 +319,7 @@ class DataServiceTest : public testing::Test {
   }
 
   const TempDir directory_ = TempDir::Make("quern-data-test").value();
-  std::string source_, output_, address_;
+  std::string source_, output_, address_, token_file_, token_;
   std::unique_ptr<JobStore> store_;
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<Server> server_;
@@ -535,6 +548,31 @@ TEST_F(DataServiceTest, TicketsLetOneConnectionIn) {
   const std::unique_ptr<LinkConnection> second = Dial(address_, ticket);
   QUERN_ASSERT_OK(second->Write(range.data(), range.size()));
   EXPECT_EQ(Next(*second)->payload.size(), 8);
+}
+
+TEST_F(DataServiceTest, AttemptIsItsHoldersAlone) {
+  const std::string holder(40, 'h'), other(40, 'o');
+  token_file_ = JoinPath(directory_.path(), "tokens");
+  QUERN_ASSERT_OK(WriteFileDurably(token_file_, absl::StrCat("holder admin ", holder, "\nother admin ", other, "\n")));
+  ASSERT_EQ(chmod(token_file_.c_str(), 0600), 0);
+  Stop();
+  Start();
+  token_ = holder;
+  Create();
+  const DesiredAttempt attempt = NextGrant();
+  const std::string& path = attempt.spec().source_files(0).path();
+  const uint64_t size = attempt.spec().write_shard().file_size();
+  token_ = other;
+  std::string ticket;
+  EXPECT_EQ(AskForSource(attempt.id(), &ticket).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  uint64_t found = 0;
+  EXPECT_EQ(Check(attempt, path, &found).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Upload(this, attempt.id(), size, 0).End().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_FALSE(FileExists(attempt.output_path()));
+  token_ = holder;
+  EXPECT_TRUE(AskForSource(attempt.id(), &ticket).ok());
+  EXPECT_TRUE(Check(attempt, path, &found).ok());
+  EXPECT_EQ(Upload(this, attempt.id(), size, 0).have(), 0);
 }
 
 TEST_F(DataServiceTest, GreetingMayComeInPieces) {

@@ -34,15 +34,23 @@ void LinkServer::DropOldTickets() {
   std::erase_if(tickets_, [now](const auto& entry) { return entry.second.until <= now; });
 }
 
-absl::StatusOr<std::string> LinkServer::Admit(Serve serve) {
+absl::Status LinkServer::CheckRoom(const std::string& principal) {
+  const size_t most_of_one = std::max<size_t>(1, options_.most - options_.most / 4);
+  const auto full = [&](size_t all, size_t own) { return all >= options_.most || own >= most_of_one; };
+  const size_t tickets =
+      std::count_if(tickets_.begin(), tickets_.end(), [&](const auto& one) { return one.second.principal == principal; });
+  const size_t open = std::count_if(open_.begin(), open_.end(), [&](const Open& one) { return one.principal == principal; });
+  if (!full(tickets_.size(), tickets) && !full(open_.size(), open)) return absl::OkStatus();
+  return absl::ResourceExhaustedError("the coordinator has too many data connections: try again later");
+}
+
+absl::StatusOr<std::string> LinkServer::Admit(const std::string& principal, Serve serve) {
   std::string ticket = NewTicket();
   MutexLock lock(&mutex_);
   if (shut_down_) return absl::UnavailableError("the coordinator is stopping");
-  if (tickets_.size() >= options_.most) DropOldTickets();
-  if (tickets_.size() >= options_.most || open_.size() >= options_.most) {
-    return absl::ResourceExhaustedError("the coordinator has too many data connections: try again later");
-  }
-  tickets_[NameOfTicket(ticket)] = {ticket, std::move(serve), options_.clock->Monotonic() + options_.ticket};
+  DropOldTickets();
+  QUERN_RETURN_IF_ERROR(CheckRoom(principal));
+  tickets_[NameOfTicket(ticket)] = {principal, ticket, std::move(serve), options_.clock->Monotonic() + options_.ticket};
   return ticket;
 }
 
@@ -71,14 +79,16 @@ void LinkServer::Take(UniqueFd socket, const std::string& name, bool speaks_tls,
       it = next;
     }
     DropOldTickets();
+    const auto ticket = tickets_.find(name);
     if (shut_down_) {
       reason = "the coordinator is stopping";
-    } else if (tickets_.count(name) == 0) {
+    } else if (ticket == tickets_.end()) {
       reason = "there is no such ticket";
     } else if (open_.size() >= options_.most) {
       reason = "there are too many data connections";
     } else {
       Open& open = open_.emplace_back();
+      open.principal = ticket->second.principal;
       open.connection = std::make_unique<LinkConnection>(std::move(socket), options_.stalled);
       try {
         open.thread = std::thread([this, &open, name, speaks_tls, peer] {

@@ -28,7 +28,7 @@ struct LinkServerOptions {
   absl::Duration handshake = absl::Seconds(10);  // from the greeting to the ticket
   absl::Duration ticket = absl::Seconds(30);     // after so long a ticket lets nobody in
   absl::Duration stalled = kLinkPatience;        // a peer that moves nothing for so long is given up
-  size_t most = 2048;                            // tickets that nobody has used yet, and connections
+  size_t most = 2048;                            // tickets that nobody has used yet, and as many connections
   Clock* clock = Clock::Real();
   LogLine log;
 };
@@ -43,9 +43,9 @@ class LinkServer {
   explicit LinkServer(LinkServerOptions options);
   ~LinkServer();  // Shutdown, if it was not called
 
-  // A ticket for one connection that `serve` is called with, from another thread. RESOURCE_EXHAUSTED when there are too many, UNAVAILABLE
-  // after Shutdown.
-  absl::StatusOr<std::string> Admit(Serve serve);
+  // A ticket for one connection that `serve` is called with, from another thread. RESOURCE_EXHAUSTED when there are too many, or when
+  // `principal` has three quarters of them; UNAVAILABLE after Shutdown.
+  absl::StatusOr<std::string> Admit(const std::string& principal, Serve serve);
 
   // Takes a connection whose greeting has been read and names the ticket `name`. Does not block. `peer` is for the log.
   void Take(UniqueFd socket, const std::string& name, bool speaks_tls, const std::string& peer);
@@ -57,11 +57,13 @@ class LinkServer {
 
  private:
   struct Admitted {
+    std::string principal;
     std::string ticket;
     Serve serve;
     absl::Duration until;
   };
   struct Open {
+    std::string principal;
     std::unique_ptr<LinkConnection> connection;
     std::thread thread;
     bool over = false;
@@ -72,6 +74,7 @@ class LinkServer {
   // Nothing when there is none of that name and content.
   Serve Redeem(const std::string& name, const std::string& ticket);
   void DropOldTickets() QUERN_REQUIRES(mutex_);
+  absl::Status CheckRoom(const std::string& principal) QUERN_REQUIRES(mutex_);
   void Refuse(const std::string& peer, absl::string_view reason);
 
   const LinkServerOptions options_;

@@ -79,7 +79,7 @@ Server::Server(Coordinator* coordinator, const ServerOptions& options)
               .most = static_cast<size_t>(options.limits.data_connections),
               .clock = options.clock,
               .log = options.log}),
-      data_(coordinator, &links_),
+      data_(coordinator, &links_, [this](grpc::ServerContextBase* context) { return guard_->PrincipalOf(context); }),
       acceptor_({.most = options.limits.connections,
                  .most_of_a_peer = options.limits.connections_per_peer,
                  .opening = options.limits.handshake,
