@@ -110,13 +110,16 @@ class Host:
         self.doors = []  # the nsenter processes, which are not on the host
 
     def boot(self):
-        script = "set -e; hostname \"$1\"; shift; ip link set lo up; "
+        script = "set -e; hostname \"$1\"; ip link set lo up; "
+        # Hosts are told apart by it. Where there is none, by their names.
+        script += "if [ -e /etc/machine-id ]; then mount -t tmpfs -o size=64k tmpfs /mnt; echo \"$2\" > /mnt/id; mount --bind /mnt/id /etc/machine-id; umount -l /mnt; fi; "
+        script += "shift 2; "
         script += "for directory; do mount -t tmpfs -o size=64m tmpfs \"$directory\"; done; "
         # Orphans of the host are reaped by the kernel.
         script += "trap '' CHLD; echo up; exec sleep infinity >/dev/null"
         self.process = subprocess.Popen(
             ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh", self.name,
-             *map(str, self.hidden)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_die_with_parent)
+             self.mac.replace(":", "").zfill(32), *map(str, self.hidden)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_die_with_parent)
         if self.process.stdout.readline() != "up\n":
             raise harness.Failure(f"host {self.name} does not boot: {self.process.communicate()[1]}")
         self.init = int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()[0])
