@@ -82,6 +82,7 @@ struct Flags {
   std::string device = "cpu";
   std::string reader = "auto";
   std::optional<std::string> name;
+  std::string machine;
   std::string available_for;
   std::vector<std::string> maps;
   std::string spool;
@@ -173,12 +174,12 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 && name[0] != '\0' ? name : "unknown-host";
 }
 
-// The machine's own number, or what stands for it in a container: hashed, for it is nobody's business elsewhere.
-std::string MachineIdentity(const std::string& host) {
+// What was given for the machine, its own number, or what stands for it in a container: hashed, for it is nobody's business elsewhere.
+std::string MachineIdentity(const std::string& given, const std::string& host) {
   constexpr size_t kDigits = 16;
-  std::string id = ReadFileToString("/etc/machine-id").value_or("");
+  std::string id = given.empty() ? ReadFileToString("/etc/machine-id").value_or("") : given;
   absl::StripTrailingAsciiWhitespace(&id);
-  const bool known = id.size() == 32 && std::all_of(id.begin(), id.end(), absl::ascii_isxdigit);
+  const bool known = !given.empty() || (id.size() == 32 && std::all_of(id.begin(), id.end(), absl::ascii_isxdigit));
   return HexDigest(Sha256Of(absl::StrCat("quern-worker ", known ? id : host))).substr(0, kDigits);
 }
 
@@ -327,7 +328,7 @@ class SignalThread {
 absl::Status RunAsSupervisor(const Flags& flags, const Settings& settings) {
   SupervisorOptions options;
   options.info.host = HostName();
-  options.info.machine = MachineIdentity(options.info.host);
+  options.info.machine = MachineIdentity(flags.machine, options.info.host);
   QUERN_ASSIGN_OR_RETURN(options.info.incarnation, NewUuid());
   options.info.name = flags.name.has_value() ? *flags.name : DefaultName(options.info.host, options.info.incarnation);
   options.info.version = QUERN_VERSION;
@@ -396,6 +397,10 @@ int Main(int argc, char** argv) {
       "--name", flags.name,
       "Name that the coordinator knows this worker by. Give one that is the same after a restart, and another to every worker of "
       "a machine (default: host, process number and a random part)");
+  app.add_option("--machine", flags.machine,
+                 "What names the machine, the same for all workers on it: they share its faults, and audits go to another one "
+                 "(default: /etc/machine-id, else the host's name)")
+      ->envname("QUERN_MACHINE");
   app.add_option("--available-for", flags.available_for,
                  "How long this machine will be there (90m, 11h30m): nothing is started that cannot end");
   app.add_option(

@@ -200,6 +200,13 @@ TEST_F(WorkerProgramTest, MissingTemporaryDirectoryIsCalledByItsVariable) {
   EXPECT_THAT(Log(), testing::AllOf(HasSubstr("$TMPDIR"), HasSubstr("/nowhere")));
 }
 
+TEST_F(WorkerProgramTest, SaysWhichMachineItWasTold) {
+  Subprocess worker = Spawn({"--server", "unix:" + socket_path(), "--memory", "64MiB", "--name", "node7", "--machine", "rack7"});
+  const quern::v1::SynchronizeRequest request =
+      coordinator_->WaitFor([](const quern::v1::SynchronizeRequest& request) { return request.worker() == "node7"; });
+  EXPECT_EQ(request.machine(), HexDigest(Sha256Of("quern-worker rack7")).substr(0, 16));
+}
+
 TEST_F(WorkerProgramTest, SaysWhoItIs) {
   Subprocess worker =
       Spawn({"--server", "unix:" + socket_path(), "--memory", "64MiB", "--threads", "3", "--name", "node7", "--available-for", "2h"});
