@@ -50,14 +50,17 @@ std::pair<UniqueFd, UniqueFd> SocketPair() {
 // An authority and the certificates it signs, as files.
 class Authority {
  public:
-  explicit Authority(const std::string& directory) : directory_(directory), key_(EVP_EC_gen("P-256"), EVP_PKEY_free) {
-    certificate_ = Make("authority", "", key_.get(), nullptr);
+  // `parent`: who signs it, if it does not do so itself.
+  explicit Authority(const std::string& directory, Authority* parent = nullptr)
+      : directory_(directory), key_(EVP_EC_gen("P-256"), EVP_PKEY_free) {
+    certificate_ = parent == nullptr ? Make("authority", "", key_.get(), nullptr, key_.get())
+                                     : Make("lower authority", "", key_.get(), parent->certificate_.get(), parent->key_.get());
     Save(JoinPath(directory_, "ca.pem"), [this](FILE* file) { PEM_write_X509(file, certificate_.get()); });
   }
   // For a name as "DNS:coordinator" or "IP:127.0.0.1".
   TlsFiles Issue(const std::string& name, const std::string& alternative) {
     const Key key(EVP_EC_gen("P-256"), EVP_PKEY_free);
-    const Certificate certificate = Make(name, alternative, key.get(), certificate_.get());
+    const Certificate certificate = Make(name, alternative, key.get(), certificate_.get(), key_.get());
     const TlsFiles files = {JoinPath(directory_, "ca.pem"), JoinPath(directory_, name + ".pem"), JoinPath(directory_, name + ".key")};
     Save(files.certificate, [&](FILE* file) { PEM_write_X509(file, certificate.get()); });
     Save(files.key, [&](FILE* file) { PEM_write_PrivateKey(file, key.get(), nullptr, nullptr, 0, nullptr, nullptr); });
@@ -68,7 +71,8 @@ class Authority {
   using Key = std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)>;
   using Certificate = std::unique_ptr<X509, void (*)(X509*)>;
 
-  Certificate Make(const std::string& name, const std::string& alternative, EVP_PKEY* key, X509* issuer) {
+  // Without an alternative name: of an authority.
+  Certificate Make(const std::string& name, const std::string& alternative, EVP_PKEY* key, X509* issuer, EVP_PKEY* signer) {
     Certificate made(X509_new(), X509_free);
     X509_set_version(made.get(), 2);
     ASN1_INTEGER_set(X509_get_serialNumber(made.get()), ++serial_);
@@ -79,11 +83,11 @@ class Authority {
                                -1, -1, 0);
     X509_set_issuer_name(made.get(), X509_get_subject_name(issuer != nullptr ? issuer : made.get()));
     const std::pair<int, std::string> extension =
-        issuer == nullptr ? std::pair(NID_basic_constraints, std::string("CA:TRUE")) : std::pair(NID_subject_alt_name, alternative);
+        alternative.empty() ? std::pair(NID_basic_constraints, std::string("CA:TRUE")) : std::pair(NID_subject_alt_name, alternative);
     X509_EXTENSION* const made_extension = X509V3_EXT_conf_nid(nullptr, nullptr, extension.first, extension.second.c_str());
     X509_add_ext(made.get(), made_extension, -1);
     X509_EXTENSION_free(made_extension);
-    X509_sign(made.get(), key_.get(), EVP_sha256());
+    X509_sign(made.get(), signer, EVP_sha256());
     return made;
   }
   static void Save(const std::string& path, const std::function<void(FILE*)>& write) {
@@ -252,6 +256,14 @@ TEST_F(LinkTest, BothSidesProveWhoTheyAre) {
   TlsFiles stranger = foreign.Issue("worker", "DNS:worker");
   stranger.authority = worker.authority;
   EXPECT_THAT(Shake(Plain(), stranger, server).server, StatusIs(absl::StatusCode::kUnavailable, HasSubstr("certificate")));
+}
+
+TEST_F(LinkTest, AuthorityNeedNotBeTheHighest) {
+  const TempDir below = TempDir::Make("link").value();
+  Authority lower(below.path(), &authority_);
+  const Handshake handshake = Shake(Plain(), lower.Issue("worker", "DNS:worker"), lower.Issue("server", "DNS:coordinator"));
+  QUERN_EXPECT_OK(handshake.client);
+  QUERN_EXPECT_OK(handshake.server);
 }
 
 TEST_F(LinkTest, WhatIsNoTlsIsRefused) {

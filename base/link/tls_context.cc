@@ -35,6 +35,8 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> NewContext(const TlsFiles& files, TlsCo
         absl::StrCat("TLS does not take ", files.authority, ", ", files.certificate, " and ", files.key, " together"));
   }
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | (server ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0), nullptr);
+  // As gRPC: what the file holds is trusted, whoever signed it.
+  X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(context.get()), X509_V_FLAG_PARTIAL_CHAIN);
   SSL_CTX_set_mode(context.get(), SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   // Every connection shows its certificate anew.
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
