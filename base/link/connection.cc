@@ -194,11 +194,16 @@ void LinkConnection::SetLowWater(size_t bytes) {
 }
 
 absl::Status LinkConnection::Write(const void* data, size_t size) {
+  if (cut_) return Ended();
+  cut_ = true;  // until all of it is written
   const char* at = static_cast<const char*>(data);
   while (true) {
     const Step step = size > 0 ? TryWrite(at, size) : FlushWritten();
     QUERN_RETURN_IF_ERROR(step.status);
-    if (size == 0 && step.want == Want::kNothing) return absl::OkStatus();
+    if (size == 0 && step.want == Want::kNothing) {
+      cut_ = false;
+      return absl::OkStatus();
+    }
     at += step.moved;
     size -= step.moved;
     if (step.moved > 0) continue;

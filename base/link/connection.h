@@ -37,7 +37,7 @@ class LinkConnection {
   absl::Status BeTlsClient(SSL_CTX* context, const std::string& host, absl::Duration within, const std::function<bool()>& wanted);
   absl::Status BeTlsServer(SSL_CTX* context, absl::Duration within);
 
-  // All of `data`.
+  // All of `data`. After an error the peer has a part of it, and there is no sense in writing more: UNAVAILABLE.
   absl::Status Write(const void* data, size_t size);
   // Exactly `size` bytes, at least one. False when the peer has ended its side before the first of them.
   absl::StatusOr<bool> Read(void* data, size_t size);
@@ -77,6 +77,7 @@ class LinkConnection {
   const absl::Duration patience_;
   bool is_tls_ = false;   // set before there are two threads
   size_t low_water_ = 1;  // of the reading thread
+  bool cut_ = false;      // of the writing thread: a Write has failed
   Mutex tls_mutex_;       // held for single steps, never while waiting
   SocketBio tls_socket_ QUERN_GUARDED_BY(tls_mutex_);
   std::unique_ptr<SSL, FreeTls> tls_ QUERN_GUARDED_BY(tls_mutex_);

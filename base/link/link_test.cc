@@ -236,6 +236,7 @@ TEST_F(LinkTest, SilentPeerIsGivenUp) {
   EXPECT_THAT(pair.client->Read(&byte, 1), StatusIs(absl::StatusCode::kDeadlineExceeded));
   const std::string much(64 * kMiB, 'x');
   EXPECT_THAT(pair.client->Write(much.data(), much.size()), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(pair.client->Write("end", 3), StatusIs(absl::StatusCode::kUnavailable)) << "it would be read as part of what was cut";
 }
 
 TEST_F(LinkTest, BothSidesProveWhoTheyAre) {
