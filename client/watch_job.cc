@@ -87,6 +87,13 @@ absl::StatusOr<WatchOutcome> WatchJob(quern::v1::Jobs::Stub& jobs, const Job& jo
   bool draining = false;
   bool told_lost = false;
   std::string waits_for;
+  const auto tell_waiting = [&] {
+    // The worker of a private farm is on its way.
+    if (farm != nullptr || outcome.job.waits_for() == waits_for) return;
+    waits_for = outcome.job.waits_for();
+    if (!waits_for.empty()) progress.Message(absl::StrCat("waits for ", OneLine(waits_for, waits_for.size())));
+  };
+  tell_waiting();
   auto stream = std::make_unique<JobStream>(jobs, name);
   while (!HasEnded(outcome.job)) {
     JobStream::Event event = stream->Next();
@@ -95,11 +102,7 @@ absl::StatusOr<WatchOutcome> WatchJob(quern::v1::Jobs::Stub& jobs, const Job& jo
       last_heard = clock->Monotonic();
       told_lost = false;
       progress.Update(outcome.job);
-      // The worker of a private farm is on its way.
-      if (farm == nullptr && outcome.job.waits_for() != waits_for) {
-        waits_for = outcome.job.waits_for();
-        if (!waits_for.empty()) progress.Message(absl::StrCat("waits for ", OneLine(waits_for, waits_for.size())));
-      }
+      tell_waiting();
     } else if (event.ended) {
       if (farm != nullptr) return farm->ExplainLostConnection(*event.ended);
       const bool transient = event.ended->ok() || event.ended->code() == absl::StatusCode::kUnavailable;

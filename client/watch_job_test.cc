@@ -80,15 +80,16 @@ TEST_F(WatchJobTest, FollowsToTheEndAndCountsOnlyItsOwnBytes) {
 }
 
 TEST_F(WatchJobTest, WhatTheJobWaitsForIsToldOnce) {
-  service_.Add([](grpc::ServerContext*, grpc::ServerWriter<Job>* writer) {
-    Job job = JobIn(Job::RUNNING);
-    job.set_waits_for("a worker:\nnone is connected");
+  Job job = JobIn(Job::RUNNING);
+  job.set_waits_for("a worker:\nnone is connected");
+  service_.Add([&job](grpc::ServerContext*, grpc::ServerWriter<Job>* writer) {
     writer->Write(job);
+    // What is not taken at once is taken with what comes after it.
+    job.set_state(Job::SUCCEEDED);
     writer->Write(job);
-    writer->Write(JobIn(Job::SUCCEEDED));
     return grpc::Status::OK;
   });
-  QUERN_ASSERT_OK(Watch(JobIn(Job::RUNNING)).status());
+  QUERN_ASSERT_OK(Watch(Job(job)).status());
   const std::string told = "waits for a worker: none is connected\n";
   const size_t first = out_.str().find(told);
   ASSERT_NE(first, std::string::npos) << out_.str();
