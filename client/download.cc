@@ -273,7 +273,7 @@ class FileDownload {
       QUERN_RETURN_IF_ERROR(written_);
       if (have_ == file_.size()) break;
       if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsInternal(status) && !absl::IsUnknown(status) &&
-          !absl::IsAborted(status) && !absl::IsDeadlineExceeded(status)) {
+          !absl::IsAborted(status) && !absl::IsDeadlineExceeded(status) && !absl::IsResourceExhausted(status)) {
         return status;
       }
       if (options_.clock->Monotonic() - moved >= options_.give_up) {

@@ -219,7 +219,8 @@ LinkConnection::Step LinkConnection::FlushWritten() {
   return FlushTls();
 }
 
-absl::StatusOr<bool> LinkConnection::Read(void* data, size_t size) {
+absl::StatusOr<bool> LinkConnection::Read(void* data, size_t size, absl::Duration within) {
+  const absl::Duration until = within == absl::InfiniteDuration() ? within : Clock::Real()->Monotonic() + within;
   for (size_t have = 0; have < size;) {
     const Step step = TryRead(static_cast<char*>(data) + have, size - have);
     QUERN_RETURN_IF_ERROR(step.status);
@@ -232,8 +233,15 @@ absl::StatusOr<bool> LinkConnection::Read(void* data, size_t size) {
     // TLS may hold up to a record of it already.
     const size_t left = size - have;
     SetLowWater(left > 2 * kRecordSize ? std::min(left - kRecordSize, kLargestLowWater) : 1);
-    QUERN_ASSIGN_OR_RETURN(const bool ready, WaitFor(step.want, patience_));
-    if (!ready) return TooLong(patience_);
+    const absl::Duration patience = std::min(patience_, until - Clock::Real()->Monotonic());
+    if (patience <= absl::ZeroDuration()) return TooLong(within);
+    QUERN_ASSIGN_OR_RETURN(bool ready, WaitFor(step.want, patience));
+    if (!ready && low_water_ > 1) {
+      // Something may have come, though not as much.
+      SetLowWater(1);
+      QUERN_ASSIGN_OR_RETURN(ready, WaitFor(step.want, absl::ZeroDuration()));
+    }
+    if (!ready) return TooLong(patience);
   }
   return true;
 }

@@ -39,8 +39,9 @@ class LinkConnection {
 
   // All of `data`. After an error the peer has a part of it, and there is no sense in writing more: UNAVAILABLE.
   absl::Status Write(const void* data, size_t size);
-  // Exactly `size` bytes, at least one. False when the peer has ended its side before the first of them.
-  absl::StatusOr<bool> Read(void* data, size_t size);
+  // Exactly `size` bytes, at least one. False when the peer has ended its side before the first of them. DEADLINE_EXCEEDED also when they
+  // are not there after `within`, however slowly they come.
+  absl::StatusOr<bool> Read(void* data, size_t size, absl::Duration within = absl::InfiniteDuration());
   // Whether there is something to read, or the end, within that time.
   absl::StatusOr<bool> Await(absl::Duration within);
 

@@ -84,8 +84,10 @@ absl::StatusOr<std::unique_ptr<LinkConnection>> LinkDialer::Dial(const std::stri
   const std::string greeting = Greeting(ticket);
   QUERN_RETURN_IF_ERROR(connection->Write(greeting.data(), greeting.size()));
   if (!unix_socket && speaks_tls_) {
-    QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<SSL_CTX> context, contexts_.Get());
-    QUERN_RETURN_IF_ERROR(connection->BeTlsClient(context.get(), endpoint.host, patience, wanted));
+    const absl::StatusOr<std::shared_ptr<SSL_CTX>> context = contexts_.Get();
+    // They may be in the midst of their renewal.
+    if (!context.ok()) return absl::UnavailableError(context.status().message());
+    QUERN_RETURN_IF_ERROR(connection->BeTlsClient(context->get(), endpoint.host, patience, wanted));
   }
   QUERN_RETURN_IF_ERROR(connection->Write(ticket.data(), ticket.size()));
   return connection;

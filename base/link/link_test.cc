@@ -234,6 +234,8 @@ TEST_F(LinkTest, SilentPeerIsGivenUp) {
   char byte;
   EXPECT_THAT(pair.client->Await(absl::ZeroDuration()), IsOkAndHolds(false));
   EXPECT_THAT(pair.client->Read(&byte, 1), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  const Pair patient = Plain();
+  EXPECT_THAT(patient.client->Read(&byte, 1, absl::Milliseconds(20)), StatusIs(absl::StatusCode::kDeadlineExceeded));
   const std::string much(64 * kMiB, 'x');
   EXPECT_THAT(pair.client->Write(much.data(), much.size()), StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(pair.client->Write("end", 3), StatusIs(absl::StatusCode::kUnavailable)) << "it would be read as part of what was cut";

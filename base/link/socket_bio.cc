@@ -13,7 +13,7 @@ BIO* SocketBio::NewBio() {
     BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "buffered socket");
     BIO_meth_set_write(made, Write);
     BIO_meth_set_read(made, Read);
-    BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH ? 1 : 0; });
+    BIO_meth_set_ctrl(made, Control);
     return made;
   }();
   BIO* const bio = BIO_new(method);
@@ -54,6 +54,11 @@ int SocketBio::Write(BIO* bio, const char* data, int size) {
   return static_cast<int>(taken);
 }
 
+long SocketBio::Control(BIO* bio, int command, long, void*) {
+  if (command == BIO_CTRL_EOF) return static_cast<SocketBio*>(BIO_get_data(bio))->at_end_ ? 1 : 0;
+  return command == BIO_CTRL_FLUSH ? 1 : 0;
+}
+
 int SocketBio::Read(BIO* bio, char* data, int size) {
   SocketBio& self = *static_cast<SocketBio*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
@@ -61,6 +66,7 @@ int SocketBio::Read(BIO* bio, char* data, int size) {
     if (self.in_ == nullptr) self.in_ = std::make_unique<char[]>(kSize);
     const ssize_t n = recv(self.socket_, self.in_.get(), kSize, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
+    self.at_end_ = n == 0;
     if (n <= 0) return static_cast<int>(n);
     self.in_begin_ = 0;
     self.in_end_ = n;

@@ -28,10 +28,12 @@ class SocketBio {
  private:
   static int Write(BIO* bio, const char* data, int size);
   static int Read(BIO* bio, char* data, int size);
+  static long Control(BIO* bio, int command, long, void*);
 
   static constexpr size_t kSize = 128 << 10;
   const int socket_;
   std::unique_ptr<char[]> in_, out_;
+  bool at_end_ = false;  // of what the peer sends
   size_t in_begin_ = 0, in_end_ = 0;
   size_t out_begin_ = 0, out_end_ = 0;
 };

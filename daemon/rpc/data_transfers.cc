@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,7 +35,7 @@ absl::Status NotExpected(Kind kind) {
 
 struct Range {
   uint64_t number;
-  std::shared_ptr<const std::string> path;
+  const std::string* path;
   uint64_t offset;
   uint64_t size;
 };
@@ -74,7 +75,9 @@ class SourceSender {
       if (frame->size > 0) {
         std::string path(frame->size, '\0');
         QUERN_RETURN_IF_ERROR(ReadPayload(connection_, path.data(), path.size()));
-        path_ = std::make_shared<const std::string>(std::move(path));
+        // Only such as the plan has are kept, each once.
+        QUERN_RETURN_IF_ERROR(files_->CheckNamed(path));
+        path_ = &*paths_.insert(std::move(path)).first;
       }
       if (path_ == nullptr || frame->length == 0) return absl::InvalidArgumentError("a range has no file, or no bytes");
       ranges_.push_back({frame->range, path_, frame->offset, frame->length});
@@ -114,7 +117,8 @@ class SourceSender {
   const quern::v1::AttemptId& attempt_;
   LinkConnection& connection_;
   std::optional<SourceFiles> files_;
-  std::shared_ptr<const std::string> path_;
+  std::set<std::string> paths_;
+  const std::string* path_ = nullptr;  // of the last range
   std::deque<Range> ranges_;
   bool ended_ = false;  // by the worker
   std::string buffer_, head_;

@@ -29,34 +29,54 @@ LinkServer::LinkServer(LinkServerOptions options)
 
 LinkServer::~LinkServer() { Shutdown(); }
 
-void LinkServer::DropOldTickets() {
-  const absl::Duration now = options_.clock->Monotonic();
-  std::erase_if(tickets_, [now](const auto& entry) { return entry.second.until <= now; });
+LinkServer::Over::~Over() {
+  for (Open& one : connections) one.thread.join();
 }
 
-absl::Status LinkServer::CheckRoom(const std::string& principal) {
-  const size_t most_of_one = std::max<size_t>(1, options_.most - options_.most / 4);
-  const auto full = [&](size_t all, size_t own) { return all >= options_.most || own >= most_of_one; };
-  const size_t tickets =
-      std::count_if(tickets_.begin(), tickets_.end(), [&](const auto& one) { return one.second.principal == principal; });
-  const size_t open = std::count_if(open_.begin(), open_.end(), [&](const Open& one) { return one.principal == principal; });
-  if (!full(tickets_.size(), tickets) && !full(open_.size(), open)) return absl::OkStatus();
-  return absl::ResourceExhaustedError("the coordinator has too many data connections: try again later");
+void LinkServer::TakeOver(Over* over) {
+  const absl::Duration now = options_.clock->Monotonic();
+  for (auto it = tickets_.begin(); it != tickets_.end();) {
+    if (it->second.until > now) {
+      ++it;
+      continue;
+    }
+    over->tickets.push_back(std::move(it->second));
+    it = tickets_.erase(it);
+  }
+  for (auto it = open_.begin(); it != open_.end();) {
+    const auto next = std::next(it);
+    if (it->over) over->connections.splice(over->connections.end(), open_, it);
+    it = next;
+  }
+}
+
+bool LinkServer::IsFull(size_t all, size_t own) const {
+  return all >= options_.most || own >= std::max<size_t>(1, options_.most - options_.most / 4);
+}
+
+size_t LinkServer::OpenOf(const std::string& principal) const {
+  return std::count_if(open_.begin(), open_.end(), [&](const Open& one) { return one.principal == principal; });
 }
 
 absl::StatusOr<std::string> LinkServer::Admit(const std::string& principal, Serve serve) {
   std::string ticket = NewTicket();
+  Over over;
   MutexLock lock(&mutex_);
   if (shut_down_) return absl::UnavailableError("the coordinator is stopping");
-  DropOldTickets();
-  QUERN_RETURN_IF_ERROR(CheckRoom(principal));
+  TakeOver(&over);
+  const size_t tickets =
+      std::count_if(tickets_.begin(), tickets_.end(), [&](const auto& one) { return one.second.principal == principal; });
+  if (IsFull(tickets_.size(), tickets) || IsFull(open_.size(), OpenOf(principal))) {
+    return absl::ResourceExhaustedError("the coordinator has too many data connections: try again later");
+  }
   tickets_[NameOfTicket(ticket)] = {principal, ticket, std::move(serve), options_.clock->Monotonic() + options_.ticket};
   return ticket;
 }
 
 LinkServer::Serve LinkServer::Redeem(const std::string& name, const std::string& ticket) {
+  Over over;
   MutexLock lock(&mutex_);
-  DropOldTickets();
+  TakeOver(&over);
   const auto found = tickets_.find(name);
   if (found == tickets_.end() || CRYPTO_memcmp(found->second.ticket.data(), ticket.data(), ticket.size()) != 0) return nullptr;
   Serve serve = std::move(found->second.serve);
@@ -69,22 +89,17 @@ void LinkServer::Refuse(const std::string& peer, absl::string_view reason) {
 }
 
 void LinkServer::Take(UniqueFd socket, const std::string& name, bool speaks_tls, const std::string& peer) {
-  std::list<Open> over;
+  Over over;
   absl::string_view reason;
   {
     MutexLock lock(&mutex_);
-    for (auto it = open_.begin(); it != open_.end();) {
-      const auto next = std::next(it);
-      if (it->over) over.splice(over.end(), open_, it);
-      it = next;
-    }
-    DropOldTickets();
+    TakeOver(&over);
     const auto ticket = tickets_.find(name);
     if (shut_down_) {
       reason = "the coordinator is stopping";
     } else if (ticket == tickets_.end()) {
       reason = "there is no such ticket";
-    } else if (open_.size() >= options_.most) {
+    } else if (IsFull(open_.size(), OpenOf(ticket->second.principal))) {
       reason = "there are too many data connections";
     } else {
       Open& open = open_.emplace_back();
@@ -102,19 +117,17 @@ void LinkServer::Take(UniqueFd socket, const std::string& name, bool speaks_tls,
       }
     }
   }
-  for (Open& one : over) one.thread.join();
   if (!reason.empty()) Refuse(peer, reason);
 }
 
 absl::StatusOr<LinkServer::Serve> LinkServer::LetIn(LinkConnection& connection, const std::string& name, bool speaks_tls) {
+  const absl::Duration until = Clock::Real()->Monotonic() + options_.handshake;
   if (speaks_tls) {
     QUERN_ASSIGN_OR_RETURN(const std::shared_ptr<SSL_CTX> context, contexts_.Get());
     QUERN_RETURN_IF_ERROR(connection.BeTlsServer(context.get(), options_.handshake));
   }
   std::string ticket(kTicketSize, '\0');
-  QUERN_ASSIGN_OR_RETURN(const bool came, connection.Await(options_.handshake));
-  if (!came) return absl::DeadlineExceededError("it showed no ticket");
-  QUERN_ASSIGN_OR_RETURN(const bool shown, connection.Read(ticket.data(), ticket.size()));
+  QUERN_ASSIGN_OR_RETURN(const bool shown, connection.Read(ticket.data(), ticket.size(), until - Clock::Real()->Monotonic()));
   if (!shown) return absl::UnavailableError("it showed no ticket");
   Serve serve = Redeem(name, ticket);
   if (serve == nullptr) return absl::UnauthenticatedError("the ticket is wrong, or was used");

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -73,8 +74,16 @@ class LinkServer {
   absl::StatusOr<Serve> LetIn(LinkConnection& connection, const std::string& name, bool speaks_tls);
   // Nothing when there is none of that name and content.
   Serve Redeem(const std::string& name, const std::string& ticket);
-  void DropOldTickets() QUERN_REQUIRES(mutex_);
-  absl::Status CheckRoom(const std::string& principal) QUERN_REQUIRES(mutex_);
+  // What is over, to be destroyed without the mutex: threads are joined, files closed.
+  struct Over {
+    std::vector<Admitted> tickets;
+    std::list<Open> connections;
+    ~Over();
+  };
+  void TakeOver(Over* over) QUERN_REQUIRES(mutex_);
+  // Whether one more of `all`, of which the principal has `own`, is too many.
+  bool IsFull(size_t all, size_t own) const;
+  size_t OpenOf(const std::string& principal) const QUERN_REQUIRES(mutex_);
   void Refuse(const std::string& peer, absl::string_view reason);
 
   const LinkServerOptions options_;

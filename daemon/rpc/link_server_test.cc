@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,11 +38,15 @@ class LinkServerTest : public testing::Test {
     return log_;
   }
   // A connection that shows a ticket after its greeting was read.
-  static std::unique_ptr<LinkConnection> Connect(LinkServer& server, const std::string& ticket) {
+  static std::unique_ptr<LinkConnection> Greet(LinkServer& server, const std::string& ticket) {
     int fds[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     auto client = std::make_unique<LinkConnection>(UniqueFd(fds[0]));
     server.Take(UniqueFd(fds[1]), NameOfTicket(ticket), /*speaks_tls=*/false, "somebody");
+    return client;
+  }
+  static std::unique_ptr<LinkConnection> Connect(LinkServer& server, const std::string& ticket) {
+    std::unique_ptr<LinkConnection> client = Greet(server, ticket);
     client->Write(ticket.data(), ticket.size()).IgnoreError();
     return client;
   }
@@ -97,6 +103,31 @@ TEST_F(LinkServerTest, OnePrincipalLeavesSomeToOthers) {
   QUERN_EXPECT_OK(server.Admit("greedy", Says("x")).status());
   clock_.Advance(absl::Seconds(31));
   QUERN_EXPECT_OK(server.Admit("greedy", Says("x")).status());
+}
+
+TEST_F(LinkServerTest, ConnectionsThatAreOverMakeWay) {
+  LinkServerOptions options = Options();
+  options.most = 1;
+  LinkServer server(std::move(options));
+  for (int i = 0; i < 5; ++i) {
+    QUERN_ASSERT_OK_AND_ASSIGN(const std::string ticket, server.Admit("worker", Says("x")));
+    const auto client = Connect(server, ticket);
+    EXPECT_EQ(Hear(*client, 1), "x");
+    client->Shutdown();
+    while (server.open_connections() > 0) std::this_thread::yield();
+  }
+}
+
+TEST_F(LinkServerTest, OneTicketTakesNoMoreConnectionsThanItsPrincipalMayHave) {
+  LinkServerOptions options = Options();
+  options.most = 4;
+  LinkServer server(std::move(options));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string ticket, server.Admit("greedy", Says("x")));
+  QUERN_ASSERT_OK_AND_ASSIGN(const std::string other, server.Admit("modest", Says("y")));
+  std::vector<std::unique_ptr<LinkConnection>> silent;
+  for (int i = 0; i < 6; ++i) silent.push_back(Greet(server, ticket));
+  EXPECT_EQ(server.open_connections(), 3);
+  EXPECT_EQ(Hear(*Connect(server, other), 1), "y");
 }
 
 TEST_F(LinkServerTest, ShutdownEndsConnectionsAndAdmitsNobody) {

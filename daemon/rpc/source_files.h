@@ -24,6 +24,8 @@ class SourceFiles {
 
   // Looks at the file by its name, and at its whole header if asked to. Its size.
   absl::StatusOr<uint64_t> Check(const std::string& path, bool header);
+  // OK if the task names it. Does not block.
+  absl::Status CheckNamed(const std::string& path) { return Find(path).status(); }
   // Reads a range of a file that stays open from then on. OUT_OF_RANGE behind its end.
   absl::Status Read(const std::string& path, uint64_t offset, uint64_t size, char* out);
 

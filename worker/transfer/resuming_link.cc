@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/channel/await_connected.h"
+#include "base/channel/deadline.h"
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/status_macros.h"
@@ -13,6 +14,8 @@
 namespace quern::worker {
 namespace {
 
+// Long enough to take the space of a shard on a slow disk.
+constexpr absl::Duration kTicketTimeout = absl::Minutes(2);
 // Small frames go together.
 constexpr size_t kFewBytes = 16 << 10;
 
@@ -77,6 +80,7 @@ absl::Status ResumingLink::AwaitRetry(const absl::Status& status, absl::Duration
 absl::Status ResumingLink::Carry(grpc::ClientContext* context, absl::Duration* pause) {
   const auto wanted = [this] { return IsWanted(); };
   AwaitConnected(*link_->channel, options_.connect, wanted);
+  context->set_deadline(DeadlineIn(kTicketTimeout));
   QUERN_ASSIGN_OR_RETURN(const std::string ticket, AskForTicket(context));
   QUERN_ASSIGN_OR_RETURN(const std::unique_ptr<LinkConnection> connection, link_->dialer.Dial(ticket, options_.connect, wanted));
   {
@@ -96,10 +100,16 @@ absl::Status ResumingLink::Carry(grpc::ClientContext* context, absl::Duration* p
 
 absl::Status ResumingLink::ReadFrames(LinkConnection& connection, absl::Duration* pause) {
   while (true) {
+    bool owed;
+    {
+      MutexLock lock(&mutex_);
+      owed = AwaitsAnswer();
+    }
     QUERN_ASSIGN_OR_RETURN(const bool there, connection.Await(kLinkPatience));
     if (!there) {
       MutexLock lock(&mutex_);
-      if (!AwaitsAnswer()) continue;
+      // What was asked for meanwhile has its own minute.
+      if (!owed || !AwaitsAnswer()) continue;
       return absl::DeadlineExceededError("the coordinator is silent");
     }
     QUERN_ASSIGN_OR_RETURN(const std::optional<LinkFrame> frame, ReadFrameHead(connection));
@@ -169,6 +179,8 @@ void ResumingLink::RunWriter() {
     MutexLock lock(&mutex_);
     writing_ = false;
     write_failed_ = !written.ok();
+    // The reading thread is not to wait for answers to what has not arrived.
+    if (write_failed_) connection->Shutdown();
     changed_.SignalAll();
   }
 }

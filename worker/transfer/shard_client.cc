@@ -71,10 +71,10 @@ bool ShardClient::AwaitsAnswer() { return finish_sent_ || sent_ - durable_ >= sy
 absl::StatusOr<std::string> ShardClient::AskForTicket(grpc::ClientContext* context) {
   quern::v1::WriteShardRequest request;
   *request.mutable_attempt() = attempt_;
-  uint64_t given;
+  uint64_t most_sent;
   {
     MutexLock lock(&mutex_);
-    given = given_;
+    most_sent = most_sent_;
     request.set_size(size_);
     request.set_durable(durable_);
     request.set_sync_every(sync_every_);
@@ -87,7 +87,7 @@ absl::StatusOr<std::string> ShardClient::AskForTicket(grpc::ClientContext* conte
         absl::DataLossError(absl::StrCat("the coordinator has ", durable, " bytes of the shard, and had ", request.durable())),
         quern::v1::LINK_LOST);
   }
-  QUERN_RETURN_IF_ERROR(CheckSent(durable, given));
+  QUERN_RETURN_IF_ERROR(CheckSent(durable, most_sent));
   {
     MutexLock lock(&mutex_);
     sent_ = durable;
@@ -104,6 +104,7 @@ bool ShardClient::Take(LinkFrame* frame, absl::string_view* payload) {
                                  std::min(kLargestChunk, piece->end() - sent_));
     *frame = {.kind = LinkFrame::Kind::kChunk, .offset = sent_};
     sent_ += payload->size();
+    most_sent_ = std::max(most_sent_, sent_);
     return true;
   }
   if (!finish_ || finish_sent_ || sent_ < size_) return false;
@@ -120,7 +121,8 @@ absl::Status ShardClient::OnFrame(const LinkFrame& frame, LinkConnection&) {
   {
     MutexLock lock(&mutex_);
     QUERN_RETURN_IF_ERROR(CheckSent(frame.offset, sent_));
-    finished_ = finished && finish_sent_;
+    if (finished && (!finish_sent_ || frame.offset != size_)) return absl::UnavailableError("the coordinator's answer is garbled");
+    finished_ |= finished;
   }
   TakeDurable(frame.offset);
   return absl::OkStatus();

@@ -60,6 +60,7 @@ class ShardClient : public OutputSink, private ResumingLink {
   // Of this connection.
   uint64_t sent_ QUERN_GUARDED_BY(mutex_) = 0;  // bytes [0, sent_) are there or on their way
   bool finish_sent_ QUERN_GUARDED_BY(mutex_) = false;
+  uint64_t most_sent_ QUERN_GUARDED_BY(mutex_) = 0;  // over any connection
 };
 
 }  // namespace quern::worker
