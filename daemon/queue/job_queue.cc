@@ -640,7 +640,11 @@ void JobQueue::NoteGivenBack(const AttemptRef& ref) {
   const Attempt& attempt = *FindAttempt(ref);
   if (attempt.stop || !attempt.seen_alive || attempt.record.state() == quern::v1::Attempt::LOST || !CountsFailures(ref)) return;
   JobState& job = *FindJob(ref.job);
-  NoteTrouble(job, ref.task, RunnerOf(attempt.record), ++job.trouble[ref.task].given_back);
+  Trouble& trouble = job.trouble[ref.task];
+  const Runner runner = RunnerOf(attempt.record);
+  // When a worker is drained others have its task at once. One that comes and goes may have another name each time.
+  if (trouble.given_back_by.insert(runner.machine.empty() ? runner.worker : runner.machine).second) return;
+  NoteTrouble(job, ref.task, runner, ++trouble.given_back);
 }
 
 void JobQueue::HandleFailure(const AttemptRef& ref, const quern::v1::Failure& failure) {

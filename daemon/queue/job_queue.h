@@ -315,7 +315,8 @@ class JobQueue {
     std::set<Runner> failed_on;     // they are avoided until then
     std::set<Runner> bad_input_on;  // they reported BAD_INPUT
     bool second_try_failed = false;
-    uint32_t given_back = 0;  // by workers that left
+    std::set<std::string> given_back_by;  // machines, or workers where these are not known, that left
+    uint32_t given_back = 0;              // by one of them again
   };
 
   // Sums over the tasks.
@@ -537,7 +538,8 @@ class JobQueue {
   void WorkerSucceeded(const std::string& name, const AttemptRef& ref, const quern::v1::TaskResult& result) QUERN_REQUIRES(mutex_);
   void WorkerFailed(const std::string& name, const AttemptRef& ref, const std::string& message) QUERN_REQUIRES(mutex_);
   void NoteTrouble(JobState& job, uint32_t task, const Runner& runner, uint32_t failures) QUERN_REQUIRES(mutex_);
-  // A worker that leaves has not finished the attempt: no failure, but a task that is given back again and again waits like one that fails.
+  // A worker that leaves has not finished the attempt: no failure, but a task that one machine gives back again and again waits like one
+  // that fails.
   void NoteGivenBack(const AttemptRef& ref) QUERN_REQUIRES(mutex_);
 
   // A call of a new incarnation: what the old one ran is lost, and whoever waits for it is told to stop.

@@ -970,21 +970,25 @@ TEST_F(SchedulingTest, JobSaysThatNoneOfTheWorkersIsFitAndItsWatchersHearOfIt) {
   EXPECT_GT(queue_->Revision(job), revision);
 }
 
-TEST_F(SchedulingTest, TaskThatLeavingWorkersGiveBackWaitsLongerEachTime) {
+TEST_F(SchedulingTest, TaskThatAMachineGivesBackAgainWaitsLongerEachTime) {
   StartWith([](JobQueueOptions* options) { options->retry_backoff = absl::Seconds(1); });
   const uint64_t job = AddTasks(1);
   for (int i = 0; i < 8; ++i) {
     // Of another name each time, as one without --name has.
-    const SynchronizeRequest worker = Worker(absl::StrCat("w", i));
+    SynchronizeRequest worker = Worker(absl::StrCat("w", i));
+    worker.set_machine("rack7");
     const auto id = Granted(worker);
     SynchronizeRequest leaving = worker;
     leaving.set_draining(true);
     // Some say so, others are not heard of again.
     Sync(With(leaving, id, i % 2 == 0 ? AttemptStatus::STOPPED : AttemptStatus::RUNNING));
     if (i % 2 == 1) Wait(absl::Seconds(31));
-    const absl::Duration wait = std::min(absl::Seconds(1 << i), absl::Minutes(1));
+    if (i == 0) continue;  // others have it at once
+    const absl::Duration wait = std::min(absl::Seconds(1 << (i - 1)), absl::Minutes(1));
     Wait(wait - absl::Milliseconds(1));
-    EXPECT_THAT(Grants(Worker(absl::StrCat("w", i + 1))), IsEmpty()) << i;
+    SynchronizeRequest next = Worker(absl::StrCat("w", i + 1));
+    next.set_machine("rack7");
+    EXPECT_THAT(Grants(next), IsEmpty()) << i;
     Wait(absl::Milliseconds(1));
   }
   EXPECT_EQ(Tasks(job)[0].failures(), 0);
