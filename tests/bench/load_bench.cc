@@ -125,7 +125,8 @@ class SimulatedWorker {
 
   SynchronizeRequest Request(uint32_t slots, bool may_wait) const {
     SynchronizeRequest request;
-    request.set_worker(name_);
+    // Who has left comes back by another name, as a worker without --name does: by the same one it would be kept from the task for a while.
+    request.set_worker(absl::StrCat(name_, "-", incarnation_));
     request.set_incarnation(absl::StrCat(name_, "-incarnation-", incarnation_));
     request.set_host("bench");
     request.set_version("1");
@@ -137,7 +138,7 @@ class SimulatedWorker {
     device.set_kind("cpu");
     device.set_self_test_passed(true);
     request.set_may_wait(may_wait);
-    // Given back by one that stays, it would count as a failure. Who leaves comes back as another incarnation.
+    // Given back by one that stays, it would count as a failure.
     request.set_draining(status_.state() == AttemptStatus::STOPPED);
     if (status_.has_id()) *request.add_attempts() = status_;
     return request;
